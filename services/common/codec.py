@@ -1,0 +1,61 @@
+"""Arrays to protobuf tensors and back, bit for bit."""
+
+from typing import Any
+
+import numpy as np
+import zstandard
+from trivet.v1 import tensor_pb2
+
+from services.common.errors import InvalidData
+
+DTYPES = {name: np.dtype(name).newbyteorder("<") for name in ("uint8", "uint16", "int32", "int64", "float32")}
+MAX_TENSOR_BYTES = 2**31 - 1
+# Below this a zstd frame's own header outweighs what it saves.
+COMPRESS_FROM_BYTES = 64
+
+
+def encode_tensor(array: np.ndarray[Any, Any]) -> tensor_pb2.Tensor:
+    """Raises InvalidData for a dtype that has no wire name."""
+    name = array.dtype.name
+    if name not in DTYPES:
+        raise InvalidData("tensor_dtype", f"dtype is {name}, expected one of {sorted(DTYPES)}")
+    raw = np.ascontiguousarray(array, dtype=DTYPES[name]).tobytes()
+    codec, data = tensor_pb2.CODEC_RAW, raw
+    if len(raw) >= COMPRESS_FROM_BYTES:
+        packed = zstandard.ZstdCompressor(level=1).compress(raw)
+        if len(packed) < len(raw):
+            codec, data = tensor_pb2.CODEC_ZSTD, packed
+    return tensor_pb2.Tensor(dtype=name, shape=array.shape, codec=codec, data=data)
+
+
+def decode_tensor(tensor: tensor_pb2.Tensor, field: str) -> np.ndarray[Any, Any]:
+    """A read-only array. Raises InvalidData that names `field` for anything malformed."""
+    if tensor.dtype not in DTYPES:
+        raise InvalidData("tensor_dtype", f"{field}.dtype is {tensor.dtype!r}, expected one of {sorted(DTYPES)}")
+    dtype = DTYPES[tensor.dtype]
+    expected = int(dtype.itemsize)
+    for extent in tensor.shape:
+        expected *= extent
+    if expected > MAX_TENSOR_BYTES:
+        raise InvalidData(
+            "tensor_size", f"{field}.shape {list(tensor.shape)} takes {expected} bytes, at most {MAX_TENSOR_BYTES} allowed"
+        )
+    raw = _decompress(tensor, expected, field)
+    if len(raw) != expected:
+        raise InvalidData(
+            "tensor_size",
+            f"{field}.data has {len(raw)} bytes, expected {expected} for shape {list(tensor.shape)} of {tensor.dtype}",
+        )
+    return np.frombuffer(raw, dtype=dtype).reshape(tuple(tensor.shape))
+
+
+def _decompress(tensor: tensor_pb2.Tensor, expected: int, field: str) -> bytes:
+    if tensor.codec == tensor_pb2.CODEC_RAW:
+        return tensor.data
+    if tensor.codec != tensor_pb2.CODEC_ZSTD:
+        raise InvalidData("tensor_codec", f"{field}.codec is {tensor.codec}, expected CODEC_RAW or CODEC_ZSTD")
+    try:
+        # The frame's own content size is not trusted: it could ask for any amount of memory.
+        return zstandard.ZstdDecompressor().stream_reader(tensor.data).read(expected + 1)
+    except zstandard.ZstdError as error:
+        raise InvalidData("tensor_corrupt", f"{field}.data is not a zstd frame ({error})") from error

@@ -1,0 +1,57 @@
+"""One YAML for all services. A wrong combination is refused at load, with a sentence."""
+
+from services.common.config.algorithm import AlgorithmConfig
+from services.common.config.data import DataConfig, SourceConfig
+from services.common.config.load import ConfigError, load_config, parse_config
+from services.common.config.root import Config, PrepareConfig
+from services.common.config.run import (
+    BlobConfig,
+    EvaluationConfig,
+    ModelConfig,
+    RedisConfig,
+    RunConfig,
+    SamplingConfig,
+    ServerConfig,
+)
+from services.common.config.services import (
+    OptimizerConfig,
+    RewardConfig,
+    RolloutConfig,
+    ScorerConfig,
+    TrainerConfig,
+)
+from services.common.config.stability import (
+    Consistency,
+    ImportanceSampling,
+    SequenceMasking,
+    StabilityConfig,
+    UnbiasedKl,
+)
+
+__all__ = [
+    "AlgorithmConfig",
+    "BlobConfig",
+    "Config",
+    "ConfigError",
+    "Consistency",
+    "DataConfig",
+    "EvaluationConfig",
+    "ImportanceSampling",
+    "ModelConfig",
+    "OptimizerConfig",
+    "PrepareConfig",
+    "RedisConfig",
+    "RewardConfig",
+    "RolloutConfig",
+    "RunConfig",
+    "SamplingConfig",
+    "ScorerConfig",
+    "SequenceMasking",
+    "ServerConfig",
+    "SourceConfig",
+    "StabilityConfig",
+    "TrainerConfig",
+    "UnbiasedKl",
+    "load_config",
+    "parse_config",
+]

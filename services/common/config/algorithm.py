@@ -1,0 +1,18 @@
+from typing import Literal
+
+from pydantic import Field
+
+from services.common.config.base import Section
+
+
+class AlgorithmConfig(Section):
+    name: str = Field("grpo", description="a registered algorithm, or module:function")
+    advantage_normalization: Literal["none", "std"] = "none"
+    clip_low: float = Field(0.2, ge=0, lt=1)
+    clip_high: float = Field(0.28, ge=0)
+    aggregation: Literal["token_mean", "sequence_mean", "fixed_length"] | None = Field(
+        None, description="without it, the algorithm's own"
+    )
+    old_policy: Literal["rollout", "recomputed"] = Field(
+        "rollout", description="the ratio's denominator: the sampler's log-probs, or the trainer's own before the step"
+    )

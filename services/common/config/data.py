@@ -1,0 +1,36 @@
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from services.common.config.base import Section
+
+
+class SourceConfig(Section):
+    """Where prompts come from. Each row gives a prompt and, in its other fields, what the scorer needs."""
+
+    kind: Literal["jsonl", "hf", "reasoning_gym"]
+    path: str = Field(description="JSONL file, dataset directory or hub id, or reasoning-gym task name")
+    split: str = Field("train", description="hf: the dataset's split")
+    prompt_field: str = "prompt"
+    size: int | None = Field(None, gt=0, description="reasoning_gym: how many rows to make; else: how many to read")
+    options: dict[str, Any] = Field(default_factory=dict, description="passed to the dataset's constructor")
+
+    @model_validator(mode="after")
+    def _complete(self) -> "SourceConfig":
+        if self.kind == "jsonl" and not Path(self.path).suffix == ".jsonl":
+            raise ValueError(f"path is {self.path!r}, expected a .jsonl file for kind jsonl")
+        if self.kind == "reasoning_gym" and self.size is None:
+            raise ValueError("size is missing: reasoning_gym makes rows, so it has to know how many")
+        return self
+
+
+class DataConfig(Section):
+    train: SourceConfig
+    validation: SourceConfig | None = Field(None, description="without it, a share of train is split off")
+    validation_ratio: float = Field(0.05, gt=0, lt=1)
+    shuffle: bool = True
+    chat_template: bool = Field(True, description="wrap each prompt as a user message; else it is used as it stands")
+    system_prompt: str | None = None
+    max_prompt_tokens: int = Field(1024, ge=1)
+    too_long: Literal["error", "drop"] = Field("error", description="what happens to a prompt over max_prompt_tokens")

@@ -1,0 +1,77 @@
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, field_validator
+
+from services.common.config.base import Section
+
+
+class RunConfig(Section):
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$", description="also the prefix of the run's Redis keys")
+    seed: int = Field(0, ge=0)
+    directory: Path = Field(Path("runs"), description="everything that the run writes goes to <directory>/<name>")
+
+    @property
+    def path(self) -> Path:
+        return self.directory / self.name
+
+
+class RedisConfig(Section):
+    url: str | None = Field(None, description="redis://, rediss:// or unix://; without it `trivet up` starts one")
+    retry_seconds: float = Field(60.0, gt=0, description="how long an unreachable server is retried before giving up")
+    claim_idle_seconds: float = Field(15.0, gt=0, description="an entry untouched for so long is claimed by another")
+    max_deliveries: int = Field(4, ge=1, description="an entry delivered more often goes to the dead letters")
+
+    @field_validator("url")
+    @classmethod
+    def _scheme(cls, url: str | None) -> str | None:
+        if url is not None and not url.startswith(("redis://", "rediss://", "unix://")):
+            raise ValueError(f"is {url!r}, expected a redis://, rediss:// or unix:// address")
+        return url
+
+
+class BlobConfig(Section):
+    """Where replay data lies between rollout and trainer."""
+
+    url: str = Field("redis", description="'redis' for the run's Redis, or an fsspec address such as s3://bucket/prefix")
+    max_bytes: int = Field(64 * 2**20, gt=0, description="a larger blob is refused")
+    ttl_seconds: int = Field(86_400, gt=0, description="Redis drops a blob nobody fetched for so long")
+
+
+class ServerConfig(Section):
+    """gRPC and HTTP of one service; port 0 takes a free one."""
+
+    host: str = "127.0.0.1"
+    grpc_port: int = Field(0, ge=0, le=65535)
+    http_port: int = Field(0, ge=0, le=65535)
+    token: str | None = Field(None, min_length=16, description="needed unless host is loopback")
+
+
+class ModelConfig(Section):
+    path: str = Field(description="a Hugging Face checkpoint: a directory or a hub id")
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    max_length: int = Field(2048, gt=1, description="tokens of prompt and completion together")
+
+
+class SamplingConfig(Section):
+    """How training samples are drawn. What the trainer cannot replay (penalties, logit bias, min-p) has no key."""
+
+    group_size: int = Field(8, ge=1, description="samples per prompt")
+    temperature: float = Field(1.0, gt=0)
+    top_k: int = Field(0, ge=0, description="0 allows every token")
+    top_p: float = Field(1.0, gt=0, le=1)
+    max_tokens: int = Field(512, ge=1)
+
+    @property
+    def truncates(self) -> bool:
+        return self.top_k > 0 or self.top_p < 1
+
+
+class EvaluationConfig(Section):
+    """Evaluation on the validation split, at the start, every `every` steps and at the end."""
+
+    every: int = Field(10, ge=0, description="0 evaluates only at the start and the end")
+    prompts: int = Field(64, ge=1)
+    samples: int = Field(4, ge=0, description="sampled completions per prompt, beside the greedy one; 0 for none")
+    success_reward: float = Field(1.0, description="a reward of at least this counts as correct")
+    timeout_seconds: float = Field(600.0, gt=0)

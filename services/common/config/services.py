@@ -1,0 +1,88 @@
+"""What each of the three services needs for itself."""
+
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from services.common.config.base import Section
+from services.common.config.run import ServerConfig
+
+
+class RolloutConfig(Section):
+    server: ServerConfig = ServerConfig()
+    replicas: int = Field(1, ge=1, description="processes that `trivet up` starts")
+    concurrent_groups: int = Field(32, ge=1, description="groups that one rollout samples at a time")
+    capture: Literal["auto", "native", "worker_extension"] = Field(
+        "auto", description="who records routing and candidates: vLLM itself (GPU), or Trivet's worker extension (CPU)"
+    )
+    update: Literal["keep", "wait"] = Field(
+        "keep", description="weights arrive while samples run: keep them and go on under the new weights, or finish them first"
+    )
+    load_timeout_seconds: float = Field(600.0, gt=0)
+    generate_timeout_seconds: float = Field(1800.0, gt=0)
+    engine: dict[str, Any] = Field(default_factory=dict, description="further vLLM engine arguments")
+
+    @model_validator(mode="after")
+    def _engine_keys(self) -> "RolloutConfig":
+        owned = {"model", "dtype", "logprobs_mode", "max_logprobs", "max_model_len", "seed", "worker_extension_cls"}
+        if taken := owned & self.engine.keys():
+            raise ValueError(f"engine sets {sorted(taken)}, which Trivet sets itself from the rest of the configuration")
+        return self
+
+
+class ScorerConfig(Section):
+    name: str = Field(description="exact_match, numeric, regex, math_verify, reasoning_gym, or module:function")
+    weight: float = 1.0
+    options: dict[str, Any] = Field(default_factory=dict, description="keyword arguments of the scorer")
+
+
+class RewardConfig(Section):
+    server: ServerConfig = ServerConfig()
+    replicas: int = Field(1, ge=1, description="processes that `trivet up` starts")
+    scorers: list[ScorerConfig] = Field(min_length=1, description="the reward is the weighted sum")
+    minimum: float = Field(0.0, description="a reward outside [minimum, maximum] is a failure of the scorer")
+    maximum: float = 1.0
+    normalize: bool = Field(False, description="map [minimum, maximum] to [0, 1]")
+    workers: int = Field(1, ge=1, description="scorer processes")
+    timeout_seconds: float = Field(10.0, gt=0, description="for one sample by one scorer")
+    retries: int = Field(2, ge=0, description="further tries of a failed scorer before the dead letter")
+    cache_size: int = Field(10_000, ge=0)
+    concurrent_groups: int = Field(64, ge=1)
+
+    @model_validator(mode="after")
+    def _range(self) -> "RewardConfig":
+        if self.minimum >= self.maximum:
+            raise ValueError(f"minimum is {self.minimum}, expected less than maximum ({self.maximum})")
+        return self
+
+
+class OptimizerConfig(Section):
+    learning_rate: float = Field(1e-6, ge=0)
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = Field(1e-8, gt=0)
+    weight_decay: float = Field(0.0, ge=0)
+    warmup_steps: int = Field(5, ge=0)
+    decay: Literal["constant", "linear", "cosine"] = "constant"
+    final_ratio: float = Field(0.1, ge=0, le=1, description="learning rate at the last step over its peak")
+    max_grad_norm: float = Field(1.0, gt=0)
+
+
+class TrainerConfig(Section):
+    server: ServerConfig = ServerConfig()
+    processes: int = Field(1, ge=1, description="ranks that `trivet up` starts with torchrun")
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    steps: int = Field(100, ge=1)
+    groups_per_step: int = Field(32, ge=1)
+    max_staleness: int = Field(1, ge=0, description="versions that sampling may run ahead of training; 0 is synchronous")
+    minibatches: int = Field(1, ge=1, description="optimizer steps per batch of samples")
+    epochs: int = Field(1, ge=1, description="passes over each batch")
+    tokens_per_microbatch: int = Field(4096, ge=2, description="prompt and completion tokens in one packed bin")
+    zero_stage: Literal[1, 2, 3] = 1
+    gradient_checkpointing: bool = False
+    optimizer: OptimizerConfig = OptimizerConfig()
+    checkpoint_every: int = Field(20, ge=1)
+    keep_checkpoints: int = Field(3, ge=1)
+    keep_weights: int = Field(4, ge=2, description="published versions left on disk")
+    batch_timeout_seconds: float = Field(1800.0, gt=0, description="no scored group for so long ends the run")
+    max_lost_groups: int = Field(64, ge=0, description="more dead-lettered groups in a row than this end the run")
+    deepspeed: dict[str, Any] = Field(default_factory=dict, description="further DeepSpeed configuration")

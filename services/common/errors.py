@@ -1,0 +1,14 @@
+class TrivetError(Exception):
+    """A failure with a name: `code` is machine-readable (a metric label, a dead letter's code), the message is for people."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class InvalidData(TrivetError):
+    """A message or blob that breaks its contract. Trying again does not help."""
+
+
+class Unavailable(TrivetError):
+    """Something outside did not answer in time. Trying again may help."""
