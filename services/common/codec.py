@@ -38,7 +38,8 @@ def decode_tensor(tensor: tensor_pb2.Tensor, field: str) -> np.ndarray[Any, Any]
         expected *= extent
     if expected > MAX_TENSOR_BYTES:
         raise InvalidData(
-            "tensor_size", f"{field}.shape {list(tensor.shape)} takes {expected} bytes, at most {MAX_TENSOR_BYTES} allowed"
+            "tensor_size",
+            f"{field}.shape {list(tensor.shape)} takes {expected} bytes, at most {MAX_TENSOR_BYTES} allowed",
         )
     raw = _decompress(tensor, expected, field)
     if len(raw) != expected:

@@ -1,5 +1,5 @@
 class TrivetError(Exception):
-    """A failure with a name: `code` is machine-readable (a metric label, a dead letter's code), the message is for people."""
+    """A failure with a name: `code` is for machines (a metric label, a dead letter's code), the message for people."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)

@@ -69,7 +69,7 @@ def _check_routing(routing: Array, rows: int) -> None:
     if routing.dtype.name not in {"uint8", "uint16"} or routing.ndim != 3:
         raise InvalidData(
             "routing_shape",
-            f"replay.routing is {routing.dtype.name} of shape {list(routing.shape)}, expected uint8 or uint16 [{rows}, L, K]",
+            f"replay.routing is {routing.dtype.name} {list(routing.shape)}, expected uint8 or uint16 [{rows}, L, K]",
         )
     if routing.shape[0] != rows:
         raise InvalidData("routing_rows", f"replay.routing has {routing.shape[0]} rows, expected {rows} (P + C - 1)")
@@ -82,12 +82,17 @@ def _check_candidates(candidates: CandidateSets, token_ids: Array) -> None:
     counts, ids = candidates.counts, candidates.token_ids
     for field, array in (("candidate_counts", counts), ("candidate_ids", ids)):
         if array.dtype.name != "int32" or array.ndim != 1:
-            raise InvalidData("candidates_shape", f"replay.{field} is {array.dtype.name} {list(array.shape)}, expected int32 [n]")
+            raise InvalidData(
+                "candidates_shape", f"replay.{field} is {array.dtype.name} {list(array.shape)}, expected int32 [n]"
+            )
     if len(counts) != len(token_ids):
-        raise InvalidData("candidates_rows", f"replay.candidate_counts has {len(counts)} rows, expected {len(token_ids)} (C)")
+        raise InvalidData(
+            "candidates_rows", f"replay.candidate_counts has {len(counts)} rows, expected {len(token_ids)} (C)"
+        )
     if bool((counts < 1).any()) or int(counts.sum(dtype=np.int64)) != len(ids):
         raise InvalidData(
-            "candidates_counts", f"replay.candidate_counts must be positive and sum to {len(ids)}, the length of candidate_ids"
+            "candidates_counts",
+            f"replay.candidate_counts must be positive and sum to {len(ids)}, the length of candidate_ids",
         )
     row_of_id = np.repeat(np.arange(len(counts)), counts)
     found = np.zeros(len(counts), dtype=bool)
@@ -95,11 +100,14 @@ def _check_candidates(candidates: CandidateSets, token_ids: Array) -> None:
     if not found.all():
         position = int(np.flatnonzero(~found)[0])
         raise InvalidData(
-            "token_outside_candidates", f"token {int(token_ids[position])} at position {position} is not among its candidates"
+            "token_outside_candidates",
+            f"token {int(token_ids[position])} at position {position} is not among its candidates",
         )
 
 
-def check_model_bounds(replay: Replay, *, moe_layers: int, experts_per_token: int, experts: int, vocabulary: int) -> None:
+def check_model_bounds(
+    replay: Replay, *, moe_layers: int, experts_per_token: int, experts: int, vocabulary: int
+) -> None:
     """Raises InvalidData where the replay data cannot belong to this model."""
     if replay.routing is not None:
         shape = (moe_layers, experts_per_token)
@@ -109,7 +117,8 @@ def check_model_bounds(replay: Replay, *, moe_layers: int, experts_per_token: in
             )
         if replay.routing.size and int(replay.routing.max()) >= experts:
             raise InvalidData(
-                "expert_out_of_range", f"replay.routing names expert {int(replay.routing.max())}, expected less than {experts}"
+                "expert_out_of_range",
+                f"replay.routing names expert {int(replay.routing.max())}, expected less than {experts}",
             )
     if replay.candidates is not None and replay.candidates.token_ids.size:
         low, high = int(replay.candidates.token_ids.min()), int(replay.candidates.token_ids.max())

@@ -56,8 +56,8 @@ def _problems(config: Config) -> list[str]:
     longest = config.data.max_prompt_tokens + config.sampling.max_tokens
     if longest > config.model.max_length:
         problems.append(
-            f"model.max_length is {config.model.max_length}, expected at least {longest}: "
-            f"data.max_prompt_tokens ({config.data.max_prompt_tokens}) and sampling.max_tokens ({config.sampling.max_tokens}) together"
+            f"model.max_length is {config.model.max_length}, expected at least {longest}: data.max_prompt_tokens "
+            f"({config.data.max_prompt_tokens}) + sampling.max_tokens ({config.sampling.max_tokens})"
         )
     if config.trainer.tokens_per_microbatch < config.model.max_length:
         problems.append(
@@ -69,15 +69,16 @@ def _problems(config: Config) -> list[str]:
             f"sampling.group_size is {config.sampling.group_size}, expected at least 2: "
             f"{config.algorithm.name} compares the samples of a group"
         )
-    if config.sampling.truncates and not config.rl_stability.consistency.keep_sampling_mask:
-        # Allowed, since it is the ablation; but only knowingly.
-        if config.rl_stability.importance_sampling.mode == "none":
-            problems.append(
-                "rl_stability.consistency.keep_sampling_mask is false while sampling truncates (top_k or top_p) and "
-                "importance_sampling.mode is none: nothing would correct the ratio; turn one of the two on"
-            )
+    replayed = config.rl_stability.consistency.keep_sampling_mask
+    if config.sampling.truncates and not replayed and config.rl_stability.importance_sampling.mode == "none":
+        problems.append(
+            "rl_stability.consistency.keep_sampling_mask is false while sampling truncates (top_k or top_p) and "
+            "importance_sampling.mode is none: nothing would correct the ratio; turn one of the two on"
+        )
     if config.rollout.capture == "native" and config.sampling.truncates and config.sampling.top_k == 0:
-        problems.append("sampling.top_k is 0, expected more: vLLM's native candidate capture needs top_k when top_p is set")
+        problems.append(
+            "sampling.top_k is 0, expected more: vLLM's native candidate capture needs top_k when top_p is set"
+        )
     if config.trainer.groups_per_step % config.trainer.minibatches:
         problems.append(
             f"trainer.groups_per_step is {config.trainer.groups_per_step}, expected a multiple of "

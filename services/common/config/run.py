@@ -33,7 +33,9 @@ class RedisConfig(Section):
 class BlobConfig(Section):
     """Where replay data lies between rollout and trainer."""
 
-    url: str = Field("redis", description="'redis' for the run's Redis, or an fsspec address such as s3://bucket/prefix")
+    url: str = Field(
+        "redis", description="'redis' for the run's Redis, or an fsspec address such as s3://bucket/prefix"
+    )
     max_bytes: int = Field(64 * 2**20, gt=0, description="a larger blob is refused")
     ttl_seconds: int = Field(86_400, gt=0, description="Redis drops a blob nobody fetched for so long")
 

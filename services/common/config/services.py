@@ -16,7 +16,8 @@ class RolloutConfig(Section):
         "auto", description="who records routing and candidates: vLLM itself (GPU), or Trivet's worker extension (CPU)"
     )
     update: Literal["keep", "wait"] = Field(
-        "keep", description="weights arrive while samples run: keep them and go on under the new weights, or finish them first"
+        "keep",
+        description="weights arrive while samples run: keep them and go on under the new weights, or finish them first",
     )
     load_timeout_seconds: float = Field(600.0, gt=0)
     generate_timeout_seconds: float = Field(1800.0, gt=0)
@@ -26,7 +27,9 @@ class RolloutConfig(Section):
     def _engine_keys(self) -> "RolloutConfig":
         owned = {"model", "dtype", "logprobs_mode", "max_logprobs", "max_model_len", "seed", "worker_extension_cls"}
         if taken := owned & self.engine.keys():
-            raise ValueError(f"engine sets {sorted(taken)}, which Trivet sets itself from the rest of the configuration")
+            raise ValueError(
+                f"engine sets {sorted(taken)}, which Trivet sets itself from the rest of the configuration"
+            )
         return self
 
 
@@ -73,7 +76,9 @@ class TrainerConfig(Section):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     steps: int = Field(100, ge=1)
     groups_per_step: int = Field(32, ge=1)
-    max_staleness: int = Field(1, ge=0, description="versions that sampling may run ahead of training; 0 is synchronous")
+    max_staleness: int = Field(
+        1, ge=0, description="versions that sampling may run ahead of training; 0 is synchronous"
+    )
     minibatches: int = Field(1, ge=1, description="optimizer steps per batch of samples")
     epochs: int = Field(1, ge=1, description="passes over each batch")
     tokens_per_microbatch: int = Field(4096, ge=2, description="prompt and completion tokens in one packed bin")

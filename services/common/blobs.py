@@ -1,0 +1,109 @@
+"""Replay data beside the streams: in Redis, or in any fsspec store."""
+
+from collections.abc import Iterable
+from typing import Any, Protocol, cast
+
+import fsspec
+import redis
+import xxhash
+from trivet.v1 import tensor_pb2
+
+from services.common import metrics
+from services.common.config import BlobConfig
+from services.common.errors import InvalidData, Unavailable
+
+
+class BlobStore(Protocol):
+    def put(self, key: str, data: bytes) -> tensor_pb2.BlobReference:
+        """Raises InvalidData for a blob over the limit, Unavailable when the store does not answer."""
+
+    def get(self, reference: tensor_pb2.BlobReference) -> bytes:
+        """Raises InvalidData ("blob_missing", "blob_corrupt"), or Unavailable when the store does not answer."""
+
+    def delete(self, references: Iterable[tensor_pb2.BlobReference]) -> None:
+        """Those already gone are passed over."""
+
+
+def open_blobs(config: BlobConfig, client: redis.Redis, run: str) -> BlobStore:
+    if config.url == "redis":
+        return RedisBlobs(config, client, run)
+    return FsspecBlobs(config, run)
+
+
+class RedisBlobs:
+    def __init__(self, config: BlobConfig, client: redis.Redis, run: str) -> None:
+        self._config, self._client, self._prefix = config, client, f"{run}:blob:"
+
+    def put(self, key: str, data: bytes) -> tensor_pb2.BlobReference:
+        reference = _reference(self._prefix + key, data, self._config.max_bytes)
+        with metrics.BLOB_SECONDS.labels("put").time():
+            self._client.set(reference.key, data, ex=self._config.ttl_seconds)
+        return reference
+
+    def get(self, reference: tensor_pb2.BlobReference) -> bytes:
+        with metrics.BLOB_SECONDS.labels("get").time():
+            data = cast(bytes | None, self._client.get(reference.key))
+        return _checked(reference, data)
+
+    def delete(self, references: Iterable[tensor_pb2.BlobReference]) -> None:
+        keys = [reference.key for reference in references]
+        if keys:
+            self._client.unlink(*keys)
+
+
+class FsspecBlobs:
+    def __init__(self, config: BlobConfig, run: str) -> None:
+        self._config = config
+        self._files, root = cast(tuple[Any, str], fsspec.core.url_to_fs(config.url))
+        self._root = f"{root.rstrip('/')}/{run}"
+        self._files.makedirs(self._root, exist_ok=True)
+
+    def put(self, key: str, data: bytes) -> tensor_pb2.BlobReference:
+        reference = _reference(f"{self._root}/{key.replace('/', '_')}", data, self._config.max_bytes)
+        try:
+            # pipe_file replaces: a redelivered sample writes the same key again.
+            with metrics.BLOB_SECONDS.labels("put").time():
+                self._files.pipe_file(reference.key, data)
+        except OSError as error:
+            raise Unavailable("blob_store", f"blob {reference.key} could not be written ({error})") from error
+        return reference
+
+    def get(self, reference: tensor_pb2.BlobReference) -> bytes:
+        try:
+            with metrics.BLOB_SECONDS.labels("get").time():
+                data = cast(bytes, self._files.cat_file(reference.key))
+        except FileNotFoundError:
+            return _checked(reference, None)
+        except OSError as error:
+            raise Unavailable("blob_store", f"blob {reference.key} could not be read ({error})") from error
+        return _checked(reference, data)
+
+    def delete(self, references: Iterable[tensor_pb2.BlobReference]) -> None:
+        for reference in references:
+            if self._files.exists(reference.key):
+                self._files.rm_file(reference.key)
+
+
+def _reference(key: str, data: bytes, limit: int) -> tensor_pb2.BlobReference:
+    if len(data) > limit:
+        raise InvalidData(
+            "blob_too_large", f"blob {key} has {len(data)} bytes, at most {limit} allowed (blobs.max_bytes)"
+        )
+    metrics.BLOB_BYTES.labels("put").inc(len(data))
+    return tensor_pb2.BlobReference(key=key, size=len(data), checksum=xxhash.xxh3_64_intdigest(data))
+
+
+def _checked(reference: tensor_pb2.BlobReference, data: bytes | None) -> bytes:
+    if data is None:
+        metrics.BLOB_FAILURES.labels("blob_missing").inc()
+        raise InvalidData("blob_missing", f"blob {reference.key} is gone")
+    checksum = xxhash.xxh3_64_intdigest(data)
+    if checksum != reference.checksum:
+        metrics.BLOB_FAILURES.labels("blob_corrupt").inc()
+        raise InvalidData(
+            "blob_corrupt",
+            f"blob {reference.key} has checksum {checksum:016x} over {len(data)} bytes, "
+            f"expected {reference.checksum:016x} over {reference.size}",
+        )
+    metrics.BLOB_BYTES.labels("get").inc(len(data))
+    return data

@@ -1,0 +1,44 @@
+"""Short identities of the data, code and configuration that produced something."""
+
+import functools
+import json
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+
+import xxhash
+
+from services.common.config import Config
+
+SERVICES = Path(__file__).resolve().parents[1]
+
+
+@functools.cache
+def code_version() -> str:
+    """The git commit, marked "+" when the tree differs from it; outside a repository a digest of the sources."""
+    try:
+        commit = _git("rev-parse", "--short=12", "HEAD")
+        return f"{commit}+{_source_digest()}" if _git("status", "--porcelain", "--", str(SERVICES)) else commit
+    except (OSError, subprocess.SubprocessError):
+        return _source_digest()
+
+
+def config_version(config: Config) -> str:
+    return xxhash.xxh3_64_hexdigest(json.dumps(config.dump(), sort_keys=True).encode())
+
+
+def data_version(rows: Iterable[str]) -> str:
+    digest = xxhash.xxh3_64()
+    for row in rows:
+        digest.update(row.encode())
+        digest.update(b"\0")
+    return digest.hexdigest()
+
+
+def _git(*arguments: str) -> str:
+    command = ["git", "-C", str(SERVICES), *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=10).stdout.strip()
+
+
+def _source_digest() -> str:
+    return data_version(path.read_text(encoding="utf-8") for path in sorted(SERVICES.rglob("*.py")))

