@@ -1,0 +1,180 @@
+"""Rank 0's side of the run: prompts out, scored groups in, versions and checkpoints announced."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import redis
+from trivet.v1 import step_pb2, trainer_pb2
+
+from services.common.blobs import open_blobs
+from services.common.config import Config
+from services.common.errors import Unavailable
+from services.common.logs import get_logger
+from services.common.streams import DeadLetters, RunStreams
+from services.trainer import metrics
+from services.trainer.data import PromptData
+from services.trainer.evaluation import Evaluation
+from services.trainer.intake import Arrival, Intake
+from services.trainer.issuer import Issuer, issue_of
+from services.trainer.ledger import Ledger
+from services.trainer.status import Controls, Status
+
+CONSUMER = "trainer"
+POLL_SECONDS = 1.0
+# Without an arrival for so long, what is outstanding is looked for.
+RECONCILE_SECONDS = 60.0
+
+log = get_logger(__name__)
+
+
+@dataclass
+class Conductor:
+    """`step` is the number of finished steps, which is also the newest policy version."""
+
+    config: Config
+    data: PromptData
+    client: redis.Redis
+    status: Status
+    controls: Controls
+    check: Callable[[Arrival], None]
+
+    def __post_init__(self) -> None:
+        config = self.config
+        self.ledger = Ledger(config.trainer.groups_per_step, config.trainer.max_staleness)
+        streams = RunStreams(self.client, config.run.name, config.redis)
+        self._prompts, self._samples = streams.prompts(CONSUMER), streams.samples(CONSUMER)
+        self._scored = streams.scored(CONSUMER)
+        self._issuer = Issuer(config, self.data)
+        self.step = 0
+        self.intake = Intake(
+            self._scored,
+            DeadLetters(self.client, config.run.name),
+            open_blobs(config.blobs, self.client, config.run.name),
+            self.ledger,
+            check=self.check,
+            reissue=self._reissue,
+            max_lost=config.trainer.max_lost_groups,
+        )
+
+    def recover(self) -> None:
+        """After a restart: takes up what has arrived, and issues again what is nowhere to be found."""
+        self.intake.recover()
+        self.reconcile()
+
+    def issue(self) -> None:
+        """As many prompts as the staleness bound allows and the run still needs."""
+        config = self.config.trainer
+        needed = config.steps * config.groups_per_step - (self.ledger.cursor - len(self.ledger.lost))
+        count = min(self.ledger.room(self.step), max(0, needed))
+        issues = [self.ledger.issue() for _ in range(count)]
+        self._prompts.add_all([self._issuer.training_prompt(issue, 0, self.step) for issue in issues])
+        metrics.GROUPS_ISSUED.inc(count)
+        self._show()
+
+    def next_order(self) -> step_pb2.StepOrder:
+        """What all ranks do next. Returns WAIT at least once a second. Raises Unavailable when nothing arrives any more."""
+        if self.controls.stop.is_set():
+            return step_pb2.StepOrder(action=step_pb2.STEP_ACTION_STOP)
+        if self.controls.save_requested:
+            return step_pb2.StepOrder(action=step_pb2.STEP_ACTION_SAVE)
+        if self.controls.paused:
+            self.status.state = trainer_pb2.TRAINER_STATE_PAUSED
+            self._wait_for_news()
+            self._last_arrival = time.monotonic()
+            return step_pb2.StepOrder(action=step_pb2.STEP_ACTION_WAIT)
+        self.issue()
+        if self.intake.ready < self.config.trainer.groups_per_step:
+            self.status.state = trainer_pb2.TRAINER_STATE_WAITING
+            self._wait_for_news()
+            return step_pb2.StepOrder(action=step_pb2.STEP_ACTION_WAIT)
+        self.status.state = trainer_pb2.TRAINER_STATE_TRAINING
+        arrivals = self.intake.take(self.config.trainer.groups_per_step)
+        return step_pb2.StepOrder(
+            action=step_pb2.STEP_ACTION_TRAIN,
+            groups=[arrival.scored for arrival in arrivals],
+            replay=[data for arrival in arrivals for data in arrival.replays],
+        )
+
+    def evaluate(self) -> dict[str, float] | None:
+        """Issues the validation prompts and waits for them; None when the run is stopped meanwhile.
+
+        Nothing is published meanwhile, so that every completion is of the same version. Raises Unavailable when the time
+        is up.
+        """
+        self.status.state = trainer_pb2.TRAINER_STATE_EVALUATING
+        # A repeated evaluation of a step, after a restart, must not take the earlier one's results.
+        evaluation_id = f"e{self.step}-{time.time_ns():x}"
+        prompts = self._issuer.evaluation_prompts(evaluation_id, self.step)
+        expected = {prompt.group_id for prompt in prompts}
+        evaluation = Evaluation(evaluation_id, self.config.evaluation.success_reward, expected)
+        self.intake.evaluation = evaluation
+        self._prompts.add_all(prompts)
+        deadline = time.monotonic() + self.config.evaluation.timeout_seconds
+        while not evaluation.done:
+            if self.controls.stop.is_set():
+                return None
+            if time.monotonic() > deadline:
+                raise Unavailable(
+                    "evaluation_timeout",
+                    f"{len(evaluation.missing)} of {len(expected)} evaluation groups did not come back within "
+                    f"{self.config.evaluation.timeout_seconds:.0f} s (evaluation.timeout_seconds)",
+                )
+            self.intake.poll(POLL_SECONDS)
+        self.intake.evaluation = None
+        self._last_arrival = time.monotonic()
+        return evaluation.metrics()
+
+    def reconcile(self) -> None:
+        """Issues again every outstanding group that no stream, buffer or dead letter holds."""
+        alive: set[int | None] = set()
+        # Groups only move forward, so looking in the order of the flow misses none.
+        for prompt in self._prompts.scan():
+            alive.add(issue_of(prompt.group_id))
+        for group in self._samples.scan():
+            alive.add(issue_of(group.prompt.group_id))
+        for scored in self._scored.scan():
+            alive.add(issue_of(scored.group.prompt.group_id))
+        self.intake.read_dead_letters()
+        for issue in sorted(self.ledger.outstanding.keys() - alive - self.intake.held_issues()):
+            log.warning("outstanding group is nowhere, issued again", issue=issue)
+            metrics.GROUPS_REISSUED.labels("vanished").inc()
+            self._reissue(issue)
+
+    def backlog(self) -> str:
+        return ", ".join(f"{stream.label} {stream.depth()}" for stream in (self._prompts, self._samples, self._scored))
+
+    def observe(self) -> None:
+        for stream in (self._prompts, self._samples, self._scored):
+            stream.observe()
+
+    _last_arrival: float = 0.0
+    _last_reconcile: float = 0.0
+
+    def start_clock(self) -> None:
+        self._last_arrival = self._last_reconcile = time.monotonic()
+
+    def _wait_for_news(self) -> None:
+        now = time.monotonic()
+        if self.intake.poll(POLL_SECONDS):
+            self._last_arrival = self._last_reconcile = time.monotonic()
+        elif now - self._last_arrival > self.config.trainer.batch_timeout_seconds:
+            raise Unavailable(
+                "batch_timeout",
+                f"no scored group for {now - self._last_arrival:.0f} s (trainer.batch_timeout_seconds); entries waiting: "
+                f"{self.backlog()}",
+            )
+        elif now - self._last_reconcile > RECONCILE_SECONDS:
+            self._last_reconcile = now
+            self.reconcile()
+        self._show()
+
+    def _reissue(self, issue: int) -> None:
+        attempt = self.ledger.reissue(issue)
+        self._prompts.add(self._issuer.training_prompt(issue, attempt, self.step))
+
+    def _show(self) -> None:
+        self.status.groups_issued = self.ledger.cursor
+        self.status.groups_trained = self.ledger.trained
+        self.status.groups_in_flight = len(self.ledger.outstanding)
+        metrics.GROUPS_IN_FLIGHT.set(len(self.ledger.outstanding))

@@ -1,0 +1,69 @@
+"""The policy on prompts that it is never trained on."""
+
+import math
+from dataclasses import dataclass, field
+
+from trivet.v1 import sample_pb2
+
+from services.common.errors import Unavailable
+
+
+@dataclass
+class Evaluation:
+    """Collects the scored groups of one evaluation. A group that failed is counted and left out of the means."""
+
+    evaluation_id: str
+    success_reward: float
+    expected: set[str]
+    groups: dict[str, sample_pb2.ScoredGroup] = field(default_factory=dict)
+    failures: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def done(self) -> bool:
+        return not self.missing
+
+    @property
+    def missing(self) -> set[str]:
+        return self.expected - self.groups.keys() - self.failures.keys()
+
+    def add(self, scored: sample_pb2.ScoredGroup) -> None:
+        """A group of another evaluation, or one that came before, is passed over."""
+        group_id = scored.group.prompt.group_id
+        if group_id in self.missing:
+            self.groups[group_id] = scored
+
+    def fail(self, group_id: str, code: str) -> None:
+        if group_id in self.missing:
+            self.failures[group_id] = code
+
+    def metrics(self) -> dict[str, float]:
+        """Accuracy, its standard error over prompts, reward and length, for greedy and for sampled completions.
+
+        Raises Unavailable when not one group came back.
+        """
+        if not self.groups:
+            raise Unavailable("evaluation_empty", f"evaluation {self.evaluation_id} has no result; {self.failures}")
+        greedy = [scored for scored in self.groups.values() if scored.group.prompt.sampling.temperature == 0]
+        sampled = [scored for scored in self.groups.values() if scored.group.prompt.sampling.temperature > 0]
+        values = {"failures": float(len(self.failures))}
+        for kind, groups in (("greedy", greedy), ("sampled", sampled)):
+            if groups:
+                values |= {f"{kind}_{name}": value for name, value in self._summary(groups).items()}
+        return values
+
+    def _summary(self, groups: list[sample_pb2.ScoredGroup]) -> dict[str, float]:
+        per_prompt = [
+            _mean([float(score.raw_reward >= self.success_reward) for score in scored.scores]) for scored in groups
+        ]
+        accuracy = _mean(per_prompt)
+        variance = sum((value - accuracy) ** 2 for value in per_prompt) / max(1, len(per_prompt) - 1)
+        return {
+            "accuracy": accuracy,
+            "accuracy_error": math.sqrt(variance / len(per_prompt)),
+            "reward": _mean([score.reward for scored in groups for score in scored.scores]),
+            "length": _mean([float(len(sample.token_ids)) for scored in groups for sample in scored.group.samples]),
+        }
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values)

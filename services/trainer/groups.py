@@ -1,0 +1,94 @@
+"""Scored groups as they arrive, checked against their contract and turned into training samples."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from trivet.v1 import sample_pb2
+
+from services.common.errors import InvalidData
+from services.common.replay import Replay, check_model_bounds, decode_replay
+from services.trainer.policy import ModelFacts
+from services.trainer.samples import TrainSample
+
+
+def check_group(scored: sample_pb2.ScoredGroup) -> None:
+    """What can be said without the replay data. Raises InvalidData that names the field."""
+    group, size = scored.group, scored.group.prompt.group_size
+    name = group.prompt.group_id
+    if len(group.samples) != size or len(scored.scores) != size:
+        raise InvalidData(
+            "group_size",
+            f"group {name} has {len(group.samples)} samples and {len(scored.scores)} scores, expected {size} of each",
+        )
+    if sorted(sample.index for sample in group.samples) != list(range(size)):
+        raise InvalidData("sample_index", f"group {name} has not each index of 0..{size - 1} once")
+    for sample, score in zip(group.samples, scored.scores, strict=True):
+        if not math.isfinite(score.reward):
+            raise InvalidData("reward_not_finite", f"reward of {sample.sample_id} is {score.reward}, expected finite")
+        if len(sample.logprobs) != len(sample.token_ids) or not sample.token_ids:
+            raise InvalidData(
+                "logprobs_rows",
+                f"sample {sample.sample_id} has {len(sample.logprobs)} log-probs for {len(sample.token_ids)} tokens",
+            )
+        if not np.isfinite(np.asarray(sample.logprobs)).all():
+            raise InvalidData("logprob_not_finite", f"sample {sample.sample_id} has a log-prob that is not finite")
+
+
+def training_samples(
+    scored: sample_pb2.ScoredGroup,
+    replays: Sequence[bytes],
+    advantages: Sequence[float],
+    facts: ModelFacts,
+    *,
+    candidates_expected: bool,
+) -> list[TrainSample]:
+    """`replays` and `advantages` stand in the order of the samples.
+
+    Raises InvalidData where replay data is missing, malformed, or cannot be this model's.
+    """
+    group = scored.group
+    prompt = np.asarray(group.prompt.token_ids, np.int32)
+    _check_vocabulary(group.prompt.group_id, prompt, facts.vocabulary)
+    samples = []
+    for sample, data, advantage in zip(group.samples, replays, advantages, strict=True):
+        token_ids = np.asarray(sample.token_ids, np.int32)
+        _check_vocabulary(sample.sample_id, token_ids, facts.vocabulary)
+        replay = decode_replay(data, sample_id=sample.sample_id, prompt_length=len(prompt), token_ids=token_ids)
+        _check_complete(sample.sample_id, replay, facts, candidates_expected)
+        check_model_bounds(
+            replay,
+            moe_layers=facts.moe_layers,
+            experts_per_token=facts.experts_per_token,
+            experts=facts.experts,
+            vocabulary=facts.vocabulary,
+        )
+        samples.append(
+            TrainSample(
+                sample_id=sample.sample_id,
+                prompt_token_ids=prompt,
+                token_ids=token_ids,
+                rollout_logprobs=np.asarray(sample.logprobs, np.float32),
+                replay=replay,
+                advantage=advantage,
+                temperature=group.prompt.sampling.temperature,
+            )
+        )
+    return samples
+
+
+def _check_complete(sample_id: str, replay: Replay, facts: ModelFacts, candidates_expected: bool) -> None:
+    if facts.moe_layers and replay.routing is None:
+        raise InvalidData(
+            "routing_missing", f"replay of {sample_id} has no routing, expected it for {facts.moe_layers} layers"
+        )
+    if candidates_expected and replay.candidates is None:
+        raise InvalidData("candidates_missing", f"replay of {sample_id} has no candidates, but sampling truncates")
+
+
+def _check_vocabulary(name: str, token_ids: np.ndarray[tuple[int], np.dtype[np.int32]], vocabulary: int) -> None:
+    if token_ids.size and (int(token_ids.min()) < 0 or int(token_ids.max()) >= vocabulary):
+        raise InvalidData(
+            "token_out_of_range",
+            f"token ids of {name} span {int(token_ids.min())} to {int(token_ids.max())}, expected 0 to {vocabulary - 1}",
+        )

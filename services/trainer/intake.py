@@ -1,0 +1,164 @@
+"""Scored groups in: each counted once, none lost, bad ones named."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from trivet.v1 import sample_pb2, tensor_pb2
+
+from services.common.blobs import BlobStore
+from services.common.errors import InvalidData, TrivetError
+from services.common.logs import get_logger
+from services.common.streams import DeadLetters, Entry, Stream
+from services.trainer import metrics
+from services.trainer.evaluation import Evaluation
+from services.trainer.groups import check_group
+from services.trainer.issuer import issue_of
+from services.trainer.ledger import Ledger
+
+READ_AT_ONCE = 64
+MAX_REISSUES = 3
+# The samples may be good, only what lay beside them is gone: sampling again helps.
+REISSUED_CODES = {"blob_missing", "blob_corrupt"}
+
+log = get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A scored group that passed every check, with the replay data of its samples."""
+
+    entry_id: str
+    scored: sample_pb2.ScoredGroup
+    replays: tuple[bytes, ...]
+
+    @property
+    def issue(self) -> int:
+        return self.scored.group.prompt.issue
+
+
+class Intake:
+    """Holds arrivals until a step takes them, and their stream entries until a checkpoint holds them."""
+
+    def __init__(
+        self,
+        stream: Stream[sample_pb2.ScoredGroup],
+        dead_letters: DeadLetters,
+        blobs: BlobStore,
+        ledger: Ledger,
+        *,
+        check: Callable[[Arrival], None],
+        reissue: Callable[[int], None],
+        max_lost: int,
+    ) -> None:
+        self._stream, self._dead_letters, self._blobs, self._ledger = stream, dead_letters, blobs, ledger
+        self._check, self._reissue, self._max_lost = check, reissue, max_lost
+        self._lost_in_a_row = 0
+        self._ready: list[Arrival] = []
+        self._trained: list[Arrival] = []
+        self.evaluation: Evaluation | None = None
+
+    @property
+    def ready(self) -> int:
+        return len(self._ready)
+
+    def recover(self) -> None:
+        """Takes up what was read before a restart and is not held by a checkpoint."""
+        for entry in self._stream.recover():
+            self._accept(entry)
+
+    def poll(self, block_seconds: float) -> int:
+        """Reads what has come; returns how many entries that were. Raises TrivetError after too many lost groups in a row."""
+        entries = self._stream.read(READ_AT_ONCE, block_seconds)
+        for entry in entries:
+            self._accept(entry)
+        self.read_dead_letters()
+        return len(entries)
+
+    def take(self, count: int) -> list[Arrival]:
+        """The `count` that came first; they count as trained from here on."""
+        taken, self._ready = self._ready[:count], self._ready[count:]
+        self._ledger.train([arrival.issue for arrival in taken])
+        self._trained += taken
+        return taken
+
+    def commit(self) -> None:
+        """To be called once a checkpoint that holds the trained groups is durable."""
+        self._stream.ack(arrival.entry_id for arrival in self._trained)
+        self._blobs.delete(reference for arrival in self._trained for reference in _references(arrival.scored))
+        self._trained = []
+
+    def held_issues(self) -> set[int]:
+        return {arrival.issue for arrival in self._ready}
+
+    def read_dead_letters(self) -> None:
+        letters = self._dead_letters.read()
+        for letter in letters:
+            self._give_up(letter)
+        if letters:
+            self._dead_letters.mark_read()
+
+    def _accept(self, entry: Entry[sample_pb2.ScoredGroup]) -> None:
+        prompt = entry.message.group.prompt
+        if prompt.purpose == sample_pb2.PURPOSE_EVALUATION:
+            self._accept_evaluation(entry)
+        elif not self._ledger.is_outstanding(prompt.issue) or prompt.issue in self.held_issues():
+            self._drop_duplicate(entry)
+        else:
+            self._accept_training(entry)
+
+    def _accept_evaluation(self, entry: Entry[sample_pb2.ScoredGroup]) -> None:
+        if self.evaluation is not None:
+            try:
+                check_group(entry.message)
+            except InvalidData as error:
+                self._stream.dead_letter(entry, error)
+                return
+            self.evaluation.add(entry.message)
+        self._stream.ack([entry.id])
+
+    def _accept_training(self, entry: Entry[sample_pb2.ScoredGroup]) -> None:
+        issue = entry.message.group.prompt.issue
+        try:
+            check_group(entry.message)
+            arrival = Arrival(entry.id, entry.message, self._fetch(entry.message))
+            self._check(arrival)
+        except InvalidData as error:
+            log.warning("group refused", group=entry.message.group.prompt.group_id, code=error.code, reason=str(error))
+            if error.code in REISSUED_CODES and self._ledger.outstanding[issue] < MAX_REISSUES:
+                metrics.GROUPS_REISSUED.labels(error.code).inc()
+                self._reissue(issue)
+                self._stream.ack([entry.id])
+            else:
+                self._stream.dead_letter(entry, error)
+            return
+        self._lost_in_a_row = 0
+        self._ready.append(arrival)
+
+    def _fetch(self, scored: sample_pb2.ScoredGroup) -> tuple[bytes, ...]:
+        return tuple(self._blobs.get(reference) for reference in _references(scored))
+
+    def _drop_duplicate(self, entry: Entry[sample_pb2.ScoredGroup]) -> None:
+        metrics.GROUPS_DUPLICATE.inc()
+        kept = {reference.key for arrival in self._ready + self._trained for reference in _references(arrival.scored)}
+        self._blobs.delete(reference for reference in _references(entry.message) if reference.key not in kept)
+        self._stream.ack([entry.id])
+
+    def _give_up(self, letter: sample_pb2.DeadLetter) -> None:
+        log.warning("dead letter", stream=letter.stream, group=letter.group_id, code=letter.code, reason=letter.reason)
+        issue = issue_of(letter.group_id)
+        if issue is not None and self._ledger.is_outstanding(issue) and issue not in self.held_issues():
+            metrics.GROUPS_LOST.labels(letter.code).inc()
+            self._ledger.lose(issue)
+            self._lost_in_a_row += 1
+            if self._lost_in_a_row > self._max_lost:
+                raise TrivetError(
+                    "too_many_lost_groups",
+                    f"{self._lost_in_a_row} groups in a row were given up, at most {self._max_lost} allowed "
+                    f"(trainer.max_lost_groups); the last one because {letter.code}: {letter.reason}",
+                )
+        elif issue is None and self.evaluation is not None:
+            self.evaluation.fail(letter.group_id, letter.code)
+
+
+def _references(scored: sample_pb2.ScoredGroup) -> list[tensor_pb2.BlobReference]:
+    return [sample.replay for sample in scored.group.samples]

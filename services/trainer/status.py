@@ -1,0 +1,111 @@
+"""What the trainer's main thread tells the thread that serves, and what it is asked to do."""
+
+import threading
+import time
+from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
+
+from trivet.v1 import trainer_pb2
+
+from services.common.errors import Unavailable
+
+
+@dataclass
+class Status:
+    """Written by the main thread in whole values, read by the server's."""
+
+    run: str
+    steps: int
+    state: trainer_pb2.TrainerState = trainer_pb2.TRAINER_STATE_STARTING
+    step: int = 0
+    metrics: dict[str, float] = field(default_factory=dict)
+    evaluation: dict[str, float] = field(default_factory=dict)
+    groups_issued: int = 0
+    groups_trained: int = 0
+    groups_in_flight: int = 0
+    checkpoint_step: int = 0
+    _started: float = field(default_factory=time.monotonic)
+    _started_step: int = 0
+
+    def start_clock(self, step: int) -> None:
+        self._started, self._started_step, self.step = time.monotonic(), step, step
+
+    @property
+    def eta_seconds(self) -> float:
+        done = self.step - self._started_step
+        return (time.monotonic() - self._started) / done * (self.steps - self.step) if done else 0.0
+
+    @property
+    def not_ready(self) -> str | None:
+        if self.state in (trainer_pb2.TRAINER_STATE_STARTING, trainer_pb2.TRAINER_STATE_FAILED):
+            return trainer_pb2.TrainerState.Name(self.state)
+        return None
+
+    def message(self) -> trainer_pb2.TrainerServiceGetStatusResponse:
+        return trainer_pb2.TrainerServiceGetStatusResponse(
+            run=self.run,
+            state=self.state,
+            step=self.step,
+            steps=self.steps,
+            version=self.step,
+            metrics=self.metrics,
+            evaluation=self.evaluation,
+            groups_issued=self.groups_issued,
+            groups_trained=self.groups_trained,
+            groups_in_flight=self.groups_in_flight,
+            checkpoint_step=self.checkpoint_step,
+            eta_seconds=self.eta_seconds,
+        )
+
+
+class SaveRequest:
+    """A checkpoint that somebody waits for."""
+
+    def __init__(self) -> None:
+        self._done = threading.Event()
+        self._checkpoint = trainer_pb2.Checkpoint()
+
+    def finish(self, checkpoint: trainer_pb2.Checkpoint) -> None:
+        self._checkpoint = checkpoint
+        self._done.set()
+
+    def wait(self, timeout_seconds: float) -> trainer_pb2.Checkpoint:
+        """Raises Unavailable when the time is up."""
+        if not self._done.wait(timeout_seconds):
+            raise Unavailable("save_timeout", f"no checkpoint within {timeout_seconds:.0f} s")
+        return self._checkpoint
+
+
+class Controls:
+    """What signals and callers ask for; the main thread looks between steps."""
+
+    def __init__(self) -> None:
+        self.stop = threading.Event()
+        self._paused = threading.Event()
+        self._saves: SimpleQueue[SaveRequest] = SimpleQueue()
+
+    @property
+    def paused(self) -> bool:
+        return self._paused.is_set()
+
+    def pause(self) -> None:
+        self._paused.set()
+
+    def resume(self) -> None:
+        self._paused.clear()
+
+    def request_save(self) -> SaveRequest:
+        request = SaveRequest()
+        self._saves.put(request)
+        return request
+
+    @property
+    def save_requested(self) -> bool:
+        return not self._saves.empty()
+
+    def answer_saves(self, checkpoint: trainer_pb2.Checkpoint) -> None:
+        while True:
+            try:
+                self._saves.get_nowait().finish(checkpoint)
+            except Empty:
+                return

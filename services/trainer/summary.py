@@ -1,0 +1,30 @@
+from trivet.v1 import sample_pb2, step_pb2
+
+
+def summarize(order: step_pb2.StepOrder, version: int, phases: dict[str, float]) -> dict[str, float]:
+    """What a step was made of: rewards, lengths, staleness (in versions), and seconds by phase.
+
+    `version` is the one that the step started from.
+    """
+    samples = [sample for scored in order.groups for sample in scored.group.samples]
+    rewards = [[score.reward for score in scored.scores] for scored in order.groups]
+    flat = [reward for group in rewards for reward in group]
+    tokens = sum(len(sample.token_ids) for sample in samples)
+    staleness = [version - span.version for sample in samples for span in sample.versions]
+    seconds = sum(phases.values())
+    mean = sum(flat) / len(flat)
+    return {
+        "reward_mean": mean,
+        "reward_std": (sum((reward - mean) ** 2 for reward in flat) / max(1, len(flat) - 1)) ** 0.5,
+        "groups_without_variance": sum(len(set(group)) == 1 for group in rewards) / len(rewards),
+        "length_mean": tokens / len(samples),
+        "truncated_ratio": sum(sample.finish_reason == sample_pb2.FINISH_REASON_LENGTH for sample in samples)
+        / len(samples),
+        "staleness_mean": sum(staleness) / max(1, len(staleness)),
+        "staleness_max": float(max(staleness, default=0)),
+        "tokens": float(tokens),
+        "tokens_per_second": tokens / seconds if seconds else 0.0,
+        "sampling_seconds": sum(scored.group.sampling_seconds for scored in order.groups) / len(order.groups),
+        "step_seconds": seconds,
+        **{f"{phase}_seconds": spent for phase, spent in phases.items()},
+    }

@@ -1,0 +1,242 @@
+"""One batch of scored groups into optimizer steps. Every rank runs the same lines over its own micro-batches."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from services.common.config import Config
+from services.trainer.engine import PolicyOutput, StepResult, TrainEngine
+from services.trainer.objective import (
+    ImportanceCorrection,
+    KlPenalty,
+    LossInputs,
+    Metrics,
+    Objective,
+    compute_loss,
+    find_algorithm,
+    keep_sequences,
+    sequence_divergence,
+)
+from services.trainer.packing import MicroBatch, PackedBatch, pack, plan_microbatches
+from services.trainer.reference import Reference
+from services.trainer.samples import TrainSample
+
+Values = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A micro-batch under the policy as it is before the optimizer step."""
+
+    plan: MicroBatch
+    batch: PackedBatch
+    current: PolicyOutput
+    reference_logprobs: Float[Tensor, "tokens"] | None
+
+
+class Updater:
+    """Settings are read anew at each batch, so that a change takes effect between two of them."""
+
+    def __init__(self, config: Config, engine: TrainEngine, reference: Reference | None) -> None:
+        self._config, self._engine, self._reference = config, engine, reference
+
+    def train(self, samples: Sequence[TrainSample]) -> Values:
+        """All of a step's samples, the same on every rank, through all epochs and mini-batches.
+
+        Returns metrics of the whole step: those of the first optimizer step tell how far sampler and trainer are apart.
+        """
+        config = self._config
+        old = self._recomputed(samples) if config.algorithm.old_policy == "recomputed" else None
+        first: Values = {}
+        last: Values = {}
+        for _ in range(config.trainer.epochs):
+            for chunk in split(samples, config.trainer.minibatches):
+                last = self._optimizer_step(chunk, old)
+                first = first or last
+        return {**last, **{name: first[name] for name in SAMPLER_AGAINST_TRAINER if name in first}}
+
+    def _optimizer_step(self, samples: Sequence[TrainSample], old: dict[str, Tensor] | None) -> Values:
+        measured = [self._measure(plan, samples) for plan in self._plan(samples)]
+        kept = self._keep(samples, measured)
+        objective = build_objective(self._config)
+        tokens = sum(len(sample.token_ids) for sample in samples)
+        total: Metrics | None = None
+        for position, micro in enumerate(measured):
+            batch = micro.batch
+            output = self._engine.forward(batch, keep_routing=self._keep_routing)
+            outputs = compute_loss(
+                LossInputs(
+                    logprobs=output.logprobs,
+                    old_logprobs=batch.rollout_logprobs if old is None else _gather(old, batch),
+                    rollout_logprobs=batch.rollout_logprobs,
+                    reference_logprobs=micro.reference_logprobs,
+                    sequence_ids=batch.sequence_ids,
+                    advantages=batch.advantages,
+                    kept=kept[torch.tensor(micro.plan.indices, device=kept.device)],
+                    total_tokens=tokens,
+                    total_sequences=len(samples),
+                    max_length=self._config.sampling.max_tokens,
+                ),
+                objective,
+            )
+            counts = float(micro.plan.counts)
+            self._engine.backward(outputs.loss * counts, last=position == len(measured) - 1)
+            metrics = outputs.metrics if micro.plan.counts else _empty(outputs.metrics)
+            total = metrics if total is None else total + metrics
+        result = self._engine.step()
+        assert total is not None
+        return {
+            **total.reduce(self._engine.all_reduce).values(),
+            **self._comparison(measured),
+            **_result(result),
+            "masked_sequence_ratio": 1 - kept.double().mean().item(),
+        }
+
+    def _measure(self, plan: MicroBatch, samples: Sequence[TrainSample]) -> Measured:
+        batch = pack([samples[index] for index in plan.indices]).to(self._engine.device)
+        if not self._config.rl_stability.consistency.keep_sampling_mask:
+            batch = batch.without_candidates()
+        reference = None
+        if self._reference is not None and self._config.rl_stability.needs_reference:
+            reference = self._reference.logprobs(batch, keep_routing=self._keep_routing)
+        return Measured(plan, batch, self._engine.logprobs(batch, keep_routing=self._keep_routing), reference)
+
+    def _keep(self, samples: Sequence[TrainSample], measured: Sequence[Measured]) -> Bool[Tensor, "samples"]:
+        """Over the sequences of all ranks: the mask keeps a share of the whole step."""
+        masking = self._config.rl_stability.sequence_masking
+        device = self._engine.device
+        if not masking.enabled:
+            return torch.ones(len(samples), dtype=torch.bool, device=device)
+        divergence = torch.zeros(len(samples), dtype=torch.float64, device=device)
+        for micro in measured:
+            if micro.plan.counts:
+                batch = micro.batch
+                divergence[list(micro.plan.indices)] = sequence_divergence(
+                    micro.current.logprobs.double(),
+                    batch.rollout_logprobs.double(),
+                    batch.sequence_ids,
+                    len(batch.sample_ids),
+                )
+        divergence = self._engine.all_reduce(divergence, "sum")
+        advantages = torch.tensor([sample.advantage for sample in samples], dtype=torch.float64, device=device)
+        return keep_sequences(advantages, divergence, masking.divergence_threshold, masking.min_keep_ratio)
+
+    def _comparison(self, measured: Sequence[Measured]) -> Values:
+        """Sampler against trainer before the step, over all ranks."""
+        sums = torch.zeros(7, dtype=torch.float64)
+        largest = torch.zeros(1, dtype=torch.float64)
+        for micro in measured:
+            if not micro.plan.counts:
+                continue
+            gap = (micro.current.logprobs - micro.batch.rollout_logprobs).double()
+            agreement = micro.current.agreement
+            compared = agreement.rows * len(agreement.agreeing) if agreement else 0
+            sums += torch.tensor(
+                [
+                    gap.abs().sum(),
+                    gap.exp().sum(),
+                    micro.current.entropies.double().sum(),
+                    gap.numel(),
+                    sum(agreement.agreeing) if agreement else 0,
+                    compared,
+                    micro.batch.candidates.counts.sum() if micro.batch.candidates is not None else 0,
+                ],
+                dtype=torch.float64,
+            )
+            largest = torch.maximum(largest, gap.abs().max().cpu())
+        gaps, ratios, entropies, tokens, agreeing, compared, candidates = self._engine.all_reduce(sums, "sum").tolist()
+        values = {
+            "logprob_difference_mean": gaps / tokens,
+            "logprob_difference_max": self._engine.all_reduce(largest, "max").item(),
+            "sampler_ratio_mean": ratios / tokens,
+            "entropy": entropies / tokens,
+        }
+        if compared:
+            values["routing_agreement"] = agreeing / compared
+        if candidates:
+            values["candidates_mean"] = candidates / tokens
+        return values
+
+    def _recomputed(self, samples: Sequence[TrainSample]) -> dict[str, Tensor]:
+        """The trainer's own log-probs of this rank's share of every mini-batch, by sample."""
+        old: dict[str, Tensor] = {}
+        for chunk in split(samples, self._config.trainer.minibatches):
+            for plan in self._plan(chunk):
+                batch = pack([chunk[index] for index in plan.indices]).to(self._engine.device)
+                if not self._config.rl_stability.consistency.keep_sampling_mask:
+                    batch = batch.without_candidates()
+                logprobs = self._engine.logprobs(batch, keep_routing=self._keep_routing).logprobs
+                for index, sample_id in enumerate(batch.sample_ids):
+                    old[sample_id] = logprobs[batch.sequence_ids == index]
+        return old
+
+    def _plan(self, samples: Sequence[TrainSample]) -> list[MicroBatch]:
+        plans = plan_microbatches(
+            [sample.forward_length for sample in samples],
+            self._config.trainer.tokens_per_microbatch,
+            self._engine.world_size,
+            max_sequences=None if self._engine.facts.packs else 1,
+        )
+        return plans[self._engine.rank]
+
+    @property
+    def _keep_routing(self) -> bool:
+        return self._config.rl_stability.consistency.keep_routing and self._engine.facts.moe_layers > 0
+
+
+# Metrics that compare the sampler with the trainer mean something only before the first update.
+SAMPLER_AGAINST_TRAINER = (
+    "logprob_difference_mean",
+    "logprob_difference_max",
+    "sampler_ratio_mean",
+    "routing_agreement",
+    "mismatch_kl",
+)
+
+
+def split(samples: Sequence[TrainSample], parts: int) -> list[Sequence[TrainSample]]:
+    """Into `parts` mini-batches of consecutive samples, whose sizes differ by one at most."""
+    size = math.ceil(len(samples) / parts)
+    return [samples[start : start + size] for start in range(0, len(samples), size)]
+
+
+def build_objective(config: Config) -> Objective:
+    """Raises ValueError for an unknown algorithm."""
+    settings = config.algorithm
+    chosen = find_algorithm(settings.name).override(settings.aggregation, settings.clip_low, settings.clip_high)
+    stability = config.rl_stability
+    correction = stability.importance_sampling
+    kl = stability.unbiased_kl
+    return Objective(
+        chosen,
+        ImportanceCorrection(mode=correction.mode, clip_min=correction.clip_min, cap=correction.cap),
+        KlPenalty(estimator=kl.estimator, coef=kl.coef, ratio_clip=kl.clip_ratio)
+        if stability.needs_reference
+        else None,
+    )
+
+
+def _gather(old: dict[str, Tensor], batch: PackedBatch) -> Float[Tensor, "tokens"]:
+    return torch.cat([old[sample_id] for sample_id in batch.sample_ids])
+
+
+def _empty(metrics: Metrics) -> Metrics:
+    """Of a repeat that only keeps the ranks in step."""
+    return Metrics(
+        totals={name: torch.zeros_like(value) for name, value in metrics.totals.items()},
+        means={name: torch.zeros_like(value) for name, value in metrics.means.items()},
+        minima={name: torch.full_like(value, math.inf) for name, value in metrics.minima.items()},
+        maxima={name: torch.full_like(value, -math.inf) for name, value in metrics.maxima.items()},
+    )
+
+
+def _result(result: StepResult) -> Values:
+    return {
+        "grad_norm": result.grad_norm,
+        "learning_rate": result.learning_rate,
+        "step_applied": float(result.applied),
+    }
