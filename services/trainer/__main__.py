@@ -23,7 +23,7 @@ from services.trainer.groups import training_samples
 from services.trainer.intake import Arrival
 from services.trainer.loop import TrainingLoop
 from services.trainer.publication import Publisher
-from services.trainer.records import Records
+from services.common.records import Records
 from services.trainer.reference import Reference, load_reference
 from services.trainer.service import TrainerServicer
 from services.trainer.status import Controls, Status

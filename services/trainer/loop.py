@@ -26,7 +26,7 @@ from services.trainer.engine import TrainEngine
 from services.trainer.groups import training_samples
 from services.trainer.objective import group_relative
 from services.trainer.publication import Publisher
-from services.trainer.records import Records
+from services.common.records import Records
 from services.trainer.samples import TrainSample
 from services.trainer.summary import summarize
 from services.trainer.update import Updater

@@ -1,0 +1,123 @@
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from services.cli.live import View
+from services.cli.observation import Observer
+from services.cli.report import plot, summary_table
+from services.cli.supervisor import RunFailed, Supervisor
+from services.common.config import Config, ConfigError, load_config
+from services.common.records import Records
+
+REFRESH_SECONDS = 0.5
+EXIT_FAILED, EXIT_USAGE, EXIT_STOPPED = 1, 2, 130
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+
+ConfigFile = Annotated[Path, typer.Argument(help="the run's YAML")]
+Overrides = Annotated[list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="override; repeatable")]
+
+
+@app.callback()
+def trivet() -> None:
+    """Reinforcement-learning post-training for language models that stays stable while it scales."""
+
+
+@app.command()
+def up(
+    config_file: ConfigFile,
+    overrides: Overrides = None,
+    fresh: Annotated[
+        bool, typer.Option(help="forget an earlier run of the same name instead of going on with it")
+    ] = False,
+) -> None:
+    """Run rollouts, rewards and trainer on this machine; Ctrl-C leaves a checkpoint to go on from."""
+    console = Console()
+    config = _load(console, config_file, overrides or [])
+    if fresh and config.run.path.exists():
+        shutil.rmtree(config.run.path)
+    _prepare(console, config)
+    stop, hurry = threading.Event(), threading.Event()
+
+    def interrupt(*_: object) -> None:
+        (hurry if stop.is_set() else stop).set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, interrupt)
+    started = time.monotonic()
+    supervisor = Supervisor(config, config_file, overrides or [])
+    failure = None
+    finished = False
+    try:
+        supervisor.start()
+        finished = _watch(console, config, supervisor, stop)
+    except RunFailed as error:
+        failure = error
+    finally:
+        if not finished:
+            console.print("stopping …")
+        supervisor.stop(hurry)
+    _report(console, config, time.monotonic() - started)
+    if failure is not None:
+        console.print(f"[red]failed:[/] {failure}", markup=True, highlight=False)
+        raise typer.Exit(EXIT_FAILED)
+    if not finished:
+        console.print(f"Stopped. Go on with: trivet up {config_file}")
+        raise typer.Exit(EXIT_STOPPED)
+
+
+def _watch(console: Console, config: Config, supervisor: Supervisor, stop: threading.Event) -> bool:
+    """True when the run is finished, False when it was interrupted."""
+    observer = Observer(supervisor, config.run.name)
+    console.print(f"run {config.run.name} in {config.run.path}; logs in {config.run.path / 'logs'}")
+    with View(console, config.run.name) as view:
+        while not stop.wait(REFRESH_SECONDS):
+            if supervisor.finished():
+                return True
+            view.show(observer.observe())
+    return False
+
+
+def _load(console: Console, config_file: Path, overrides: list[str]) -> Config:
+    try:
+        return load_config(config_file, overrides)
+    except ConfigError as error:
+        console.print(str(error), style="red", highlight=False)
+        raise typer.Exit(EXIT_USAGE) from error
+
+
+def _prepare(console: Console, config: Config) -> None:
+    prepare = config.prepare
+    if prepare is None or Path(prepare.creates).exists():
+        return
+    command = [sys.executable if prepare.command[0] == "python" else prepare.command[0], *prepare.command[1:]]
+    console.print(f"preparing: {' '.join(prepare.command)}")
+    ended = subprocess.run(command, check=False)
+    if ended.returncode != 0 or not Path(prepare.creates).exists():
+        console.print(f"[red]prepare.command ended with status {ended.returncode} and made no {prepare.creates}[/]")
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _report(console: Console, config: Config, seconds: float) -> None:
+    records = Records(config.run.path)
+    table = summary_table(records)
+    if table is None:
+        return
+    console.print(table)
+    picture = config.run.path / "plot.png"
+    plot(records, picture)
+    checkpoints = sorted((config.run.path / "checkpoints").glob("step-*"))
+    console.print(f"{seconds:.0f} s in all")
+    console.print(f"plot        {picture}")
+    console.print(f"records     {config.run.path / 'steps.jsonl'}, {config.run.path / 'evaluations.jsonl'}")
+    if checkpoints:
+        console.print(f"checkpoint  {checkpoints[-1]}")
+        console.print(f"policy      {checkpoints[-1] / 'policy'} (loads in transformers and vLLM)")

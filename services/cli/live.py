@@ -1,0 +1,117 @@
+"""The live view of a run: a table that redraws itself in a terminal, one line a step elsewhere."""
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from trivet.v1 import trainer_pb2
+
+from services.cli.observation import Observation
+
+
+class View:
+    def __init__(self, console: Console, run: str) -> None:
+        self._console, self._run = console, run
+        self._live = Live(console=console, refresh_per_second=4, transient=True) if console.is_terminal else None
+        self._printed = (-1, 0.0)
+
+    def __enter__(self) -> "View":
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def show(self, seen: Observation) -> None:
+        if self._live is not None:
+            self._live.update(panel(self._run, seen))
+        elif seen.trainer is not None and seen.trainer.metrics and seen.trainer.step != self._printed[0]:
+            self._printed = (seen.trainer.step, 0.0)
+            self._console.print(line(seen.trainer))
+
+
+def line(trainer: trainer_pb2.TrainerServiceGetStatusResponse) -> str:
+    step, held_out = trainer.metrics, trainer.evaluation
+    return (
+        f"step {trainer.step:>4}/{trainer.steps}  reward {step['reward_mean']:.3f}  "
+        f"held-out greedy {_number(held_out, 'greedy_accuracy')} sampled {_number(held_out, 'sampled_accuracy')}  "
+        f"kl {_number(step, 'kl', 4)}  ratio {_number(step, 'sampler_ratio_mean', 4)}  "
+        f"routing {_number(step, 'routing_agreement', 4)}  masked {_number(step, 'masked_sequence_ratio')}  "
+        f"{step['tokens_per_second']:.0f} tokens/s"
+    )
+
+
+def panel(run: str, seen: Observation) -> RenderableType:
+    trainer = seen.trainer
+    if trainer is None:
+        return f"[bold]{run}[/]: the trainer is starting …"
+    state = trainer_pb2.TrainerState.Name(trainer.state).removeprefix("TRAINER_STATE_").lower()
+    minutes, seconds = divmod(round(trainer.eta_seconds), 60)
+    table = Table(title=f"{run}: {state}", title_justify="left", show_header=False, box=None, padding=(0, 3, 0, 0))
+    for _ in range(3):
+        table.add_column(justify="left", style="cyan", no_wrap=True)
+        table.add_column(justify="right", no_wrap=True)
+    step, held_out = trainer.metrics, trainer.evaluation
+    versions = " ".join(str(rollout.version) for rollout in seen.rollouts.values()) or "–"
+    sampling = sum(rollout.tokens_per_second for rollout in seen.rollouts.values())
+    depths = " · ".join(f"{name} {depth}" for name, depth in seen.depths.items()) or "–"
+    rows = [
+        (
+            "step",
+            f"{trainer.step} / {trainer.steps}",
+            "reward",
+            _number(step, "reward_mean"),
+            "ETA",
+            f"{minutes}:{seconds:02}",
+        ),
+        (
+            "held-out greedy",
+            _number(held_out, "greedy_accuracy"),
+            "held-out sampled",
+            _number(held_out, "sampled_accuracy"),
+            "length",
+            _number(step, "length_mean", 1),
+        ),
+        (
+            "KL to reference",
+            _number(step, "kl", 5),
+            "sampler/trainer ratio",
+            _number(step, "sampler_ratio_mean", 5),
+            "masked sequences",
+            _number(step, "masked_sequence_ratio"),
+        ),
+        (
+            "routing agreement",
+            _number(step, "routing_agreement", 4),
+            "mismatch KL",
+            _number(step, "mismatch_kl", 6),
+            "gradient norm",
+            _number(step, "grad_norm"),
+        ),
+        (
+            "versions",
+            f"trainer {trainer.version}, rollout {versions}",
+            "staleness",
+            _number(step, "staleness_mean", 2),
+            "tokens/s",
+            f"train {step.get('tokens_per_second', 0):.0f}, sample {sampling:.0f}",
+        ),
+        (
+            "queues",
+            depths,
+            "groups in flight",
+            str(trainer.groups_in_flight),
+            "checkpoint",
+            str(trainer.checkpoint_step),
+        ),
+    ]
+    for row in rows:
+        table.add_row(*row)
+    return Group(table, ProgressBar(total=max(1, trainer.steps), completed=trainer.step, width=100))
+
+
+def _number(values: "dict[str, float] | object", name: str, digits: int = 3) -> str:
+    value = values.get(name) if hasattr(values, "get") else None
+    return "–" if value is None else f"{value:.{digits}f}"

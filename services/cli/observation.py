@@ -1,0 +1,54 @@
+"""What the live view shows, asked of the services and of Redis."""
+
+from dataclasses import dataclass, field
+
+import grpc
+import redis
+from trivet.v1 import rollout_pb2, rollout_pb2_grpc, trainer_pb2, trainer_pb2_grpc
+
+from services.cli.supervisor import Supervisor
+
+TIMEOUT_SECONDS = 1.0
+STREAMS = ("prompts", "samples", "scored")
+
+
+@dataclass(frozen=True)
+class Observation:
+    """Services that do not answer, because they still start or start again, are missing."""
+
+    trainer: trainer_pb2.TrainerServiceGetStatusResponse | None = None
+    rollouts: dict[str, rollout_pb2.RolloutServiceGetStatusResponse] = field(default_factory=dict)
+    depths: dict[str, int] = field(default_factory=dict)
+
+
+class Observer:
+    def __init__(self, supervisor: Supervisor, run: str) -> None:
+        self._redis, self._run = supervisor.client(), run
+        channels = {name: grpc.insecure_channel(f"127.0.0.1:{port}") for name, port in supervisor.grpc_ports.items()}
+        self._trainer = trainer_pb2_grpc.TrainerServiceStub(channels["trainer"])
+        self._rollouts = {
+            name: rollout_pb2_grpc.RolloutServiceStub(channel)
+            for name, channel in channels.items()
+            if name.startswith("rollout")
+        }
+
+    def observe(self) -> Observation:
+        trainer = None
+        try:
+            trainer = self._trainer.GetStatus(trainer_pb2.TrainerServiceGetStatusRequest(), timeout=TIMEOUT_SECONDS)
+        except grpc.RpcError:
+            trainer = None
+        rollouts = {}
+        for name, stub in self._rollouts.items():
+            try:
+                request = rollout_pb2.RolloutServiceGetStatusRequest()
+                rollouts[name] = stub.GetStatus(request, timeout=TIMEOUT_SECONDS)
+            except grpc.RpcError:
+                continue
+        return Observation(trainer, rollouts, self._depths())
+
+    def _depths(self) -> dict[str, int]:
+        try:
+            return {name: self._redis.xlen(f"{self._run}:{name}") for name in STREAMS}
+        except redis.RedisError:
+            return {}
