@@ -22,5 +22,5 @@ def configure_logs(service: str, run: str, level: int = logging.INFO) -> None:
 
 
 def get_logger(name: str) -> structlog.typing.FilteringBoundLogger:
-    logger: structlog.typing.FilteringBoundLogger = structlog.get_logger(logger=name)
+    logger: structlog.typing.FilteringBoundLogger = structlog.get_logger(module=name)
     return logger

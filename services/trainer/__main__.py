@@ -95,7 +95,7 @@ def _conduct(
 
         data = load_prompts(config.data, AutoTokenizer.from_pretrained(config.model.path), config.run.seed)
         if data.dropped:
-            log.warning("prompts left out because they were too long", rows=data.dropped)
+            log.warning("rows left out: too long, or held out for validation", rows=data.dropped)
         conductor = Conductor(config, data, client, status, controls, check=_replay_check(config, engine))
         loop = TrainingLoop(
             config,

@@ -73,7 +73,7 @@ class Conductor:
         self._show()
 
     def next_order(self) -> step_pb2.StepOrder:
-        """What all ranks do next. Returns WAIT at least once a second. Raises Unavailable when nothing arrives any more."""
+        """What all ranks do next; WAIT at least once a second. Raises Unavailable when nothing arrives any more."""
         if self.controls.stop.is_set():
             return step_pb2.StepOrder(action=step_pb2.STEP_ACTION_STOP)
         if self.controls.save_requested:
@@ -99,8 +99,7 @@ class Conductor:
     def evaluate(self) -> dict[str, float] | None:
         """Issues the validation prompts and waits for them; None when the run is stopped meanwhile.
 
-        Nothing is published meanwhile, so that every completion is of the same version. Raises Unavailable when the time
-        is up.
+        Nothing is published meanwhile, so every completion is of the same version. Raises Unavailable when time is up.
         """
         self.status.state = trainer_pb2.TRAINER_STATE_EVALUATING
         # A repeated evaluation of a step, after a restart, must not take the earlier one's results.
@@ -161,8 +160,8 @@ class Conductor:
         elif now - self._last_arrival > self.config.trainer.batch_timeout_seconds:
             raise Unavailable(
                 "batch_timeout",
-                f"no scored group for {now - self._last_arrival:.0f} s (trainer.batch_timeout_seconds); entries waiting: "
-                f"{self.backlog()}",
+                f"no scored group for {now - self._last_arrival:.0f} s (trainer.batch_timeout_seconds); "
+                f"entries waiting: {self.backlog()}",
             )
         elif now - self._last_reconcile > RECONCILE_SECONDS:
             self._last_reconcile = now

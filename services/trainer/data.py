@@ -1,7 +1,7 @@
 """Prompts of the train and the validation split, tokenized once."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -57,7 +57,7 @@ class PromptData:
     validation: PromptSet
     # Lineage: a digest of every row.
     version: str
-    # Rows left out because they were too long (data.too_long: drop).
+    # Rows left out: too long (data.too_long: drop), or in both splits (they stay in validation alone).
     dropped: int
 
 
@@ -65,27 +65,39 @@ def load_prompts(config: DataConfig, tokenizer: Tokenizer, seed: int) -> PromptD
     """Raises InvalidData that names the source, the row and the field."""
     raw = list(_read(config.train))
     if config.validation is None:
-        held_out = max(1, round(len(raw) * config.validation_ratio))
-        chosen = set(_order(seed, 0, len(raw))[:held_out])
+        size = max(1, round(len(raw) * config.validation_ratio))
+        chosen = set(_order(seed, 0, len(raw))[:size])
         raw_validation = [row for index, row in enumerate(raw) if index in chosen]
         raw = [row for index, row in enumerate(raw) if index not in chosen]
     else:
         raw_validation = list(_read(config.validation))
-    dropped, splits = 0, []
-    for name, source, rows in (
-        ("train", config.train, raw),
-        ("validation", config.validation or config.train, raw_validation),
-    ):
-        kept = [row for row in (_row(row, source, config, tokenizer) for row in rows) if row is not None]
-        if not kept:
-            raise InvalidData("data_empty", f"data.{name} ({source.path}) has no usable row of {len(rows)}")
-        dropped += len(rows) - len(kept)
-        splits.append(kept)
-    train, validation = splits
-    _refuse_duplicates(train, config.train)
-    _refuse_overlap(train, validation)
+    validation = _rows("validation", config.validation or config.train, raw_validation, config, tokenizer)
+    held_out = {row.text for row in validation}
+    train = _rows("train", config.train, raw, config, tokenizer, without=held_out)
     version = data_version(f"{row.prompt_id}\0{row.text}\0{row.metadata_json}" for row in train + validation)
+    dropped = len(raw) + len(raw_validation) - len(train) - len(validation)
     return PromptData(PromptSet(train, seed, config.shuffle), PromptSet(validation, seed, False), version, dropped)
+
+
+def _rows(
+    split: str,
+    source: SourceConfig,
+    raw: list[dict[str, Any]],
+    config: DataConfig,
+    tokenizer: Tokenizer,
+    without: Collection[str] = (),
+) -> list[PromptRow]:
+    """Tokenized, short enough, and none whose text is in `without`: what is held out is never trained on."""
+    rows = [row for row in (_row(row, source, config, tokenizer) for row in raw) if row is not None]
+    kept = [row for row in rows if row.text not in without]
+    if not kept:
+        raise InvalidData(
+            "data_empty",
+            f"data.{split} ({source.path}) has no usable row: of {len(raw)}, {len(raw) - len(rows)} are too long and "
+            f"{len(rows) - len(kept)} are held out for validation",
+        )
+    _refuse_duplicates(kept, source)
+    return kept
 
 
 def _row(raw: dict[str, Any], source: SourceConfig, config: DataConfig, tokenizer: Tokenizer) -> PromptRow | None:
@@ -173,12 +185,3 @@ def _refuse_duplicates(rows: Sequence[PromptRow], source: SourceConfig) -> None:
         if row.prompt_id in seen:
             raise InvalidData("data_duplicate", f"{source.path}: two rows have the id {row.prompt_id!r}")
         seen.add(row.prompt_id)
-
-
-def _refuse_overlap(train: Sequence[PromptRow], validation: Sequence[PromptRow]) -> None:
-    shared = {row.text for row in train} & {row.text for row in validation}
-    if shared:
-        raise InvalidData(
-            "data_overlap",
-            f"{len(shared)} validation prompts stand in the training data too, such as {sorted(shared)[0]!r}",
-        )

@@ -90,5 +90,5 @@ def _check_vocabulary(name: str, token_ids: np.ndarray[tuple[int], np.dtype[np.i
     if token_ids.size and (int(token_ids.min()) < 0 or int(token_ids.max()) >= vocabulary):
         raise InvalidData(
             "token_out_of_range",
-            f"token ids of {name} span {int(token_ids.min())} to {int(token_ids.max())}, expected 0 to {vocabulary - 1}",
+            f"token ids of {name} span {token_ids.min()} to {token_ids.max()}, expected 0 to {vocabulary - 1}",
         )

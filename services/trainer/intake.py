@@ -67,7 +67,7 @@ class Intake:
             self._accept(entry)
 
     def poll(self, block_seconds: float) -> int:
-        """Reads what has come; returns how many entries that were. Raises TrivetError after too many lost groups in a row."""
+        """Reads what has come and returns how many entries. Raises TrivetError after too many lost groups in a row."""
         entries = self._stream.read(READ_AT_ONCE, block_seconds)
         for entry in entries:
             self._accept(entry)

@@ -1,4 +1,4 @@
-"""Which prompts were issued, and which of them are trained, lost or still under way. Its state is part of the checkpoint."""
+"""Which prompts were issued, and which of them are trained, lost or under way. A part of the checkpoint."""
 
 from dataclasses import dataclass, field
 from typing import Any

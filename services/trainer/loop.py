@@ -56,7 +56,7 @@ class TrainingLoop:
         self._evaluated: int | None = None
 
     def run(self) -> bool:
-        """True when the last step is done, False when it was asked to stop before. Raises TrivetError and InvalidData."""
+        """True when the last step is done, False when it was asked to stop before. Raises TrivetError."""
         self._start()
         self._publish()
         self._evaluate()
@@ -205,7 +205,7 @@ class TrainingLoop:
         log.info("checkpoint", step=self._step, path=str(saved.path))
 
     def _evaluate(self) -> None:
-        """The other ranks wait at the next order's broadcast; rank 0 keeps them company by WAIT orders only afterwards."""
+        """Rank 0's alone; the other ranks wait at the next order's broadcast."""
         if self._conductor is None or self._records is None or self._evaluated == self._step:
             return
         with self._phase("evaluate"):

@@ -1,0 +1,312 @@
+"""Rank 0 against a real Redis; the test plays rollout and reward."""
+
+import time
+
+import pytest
+from trivet.v1 import sample_pb2, step_pb2
+
+from services.common.blobs import open_blobs
+from services.common.config import parse_config
+from services.common.errors import InvalidData, TrivetError, Unavailable
+from services.common.streams import RunStreams
+from services.trainer.conductor import Conductor
+from services.trainer.data import PromptData, PromptRow, PromptSet
+from services.trainer.issuer import group_id
+from services.trainer.status import Controls, Status
+
+GROUPS, SIZE = 2, 2
+
+
+class Play:
+    """The rest of the system."""
+
+    def __init__(self, config, client):
+        self.streams = RunStreams(client, config.run.name, config.redis)
+        self.prompts, self.samples = self.streams.prompts("rollout"), self.streams.samples("reward")
+        self.scored = self.streams.scored("unused")
+        self.blobs = open_blobs(config.blobs, client, config.run.name)
+
+    def read(self):
+        return self.prompts.read(100, 0.2)
+
+    def group(self, prompt: sample_pb2.Prompt) -> sample_pb2.ScoredGroup:
+        samples = [
+            sample_pb2.Sample(
+                sample_id=f"{prompt.group_id}/{prompt.attempt}/{index}",
+                index=index,
+                token_ids=[1, 2],
+                logprobs=[-1.0, -2.0],
+                replay=self.blobs.put(f"{prompt.group_id}-{prompt.attempt}-{index}", b"replay"),
+            )
+            for index in range(prompt.group_size)
+        ]
+        scores = [sample_pb2.Score(reward=index, raw_reward=index) for index in range(prompt.group_size)]
+        return sample_pb2.ScoredGroup(group=sample_pb2.Group(prompt=prompt, samples=samples), scores=scores)
+
+    def answer(self, change=lambda scored: None) -> list[str]:
+        answered = []
+        for entry in self.read():
+            scored = self.group(entry.message)
+            change(scored)
+            self.prompts.forward(entry.id, self.scored, scored)
+            answered.append(entry.message.group_id)
+        return answered
+
+
+@pytest.fixture
+def config(redis_config):
+    source = {"kind": "jsonl", "path": "train.jsonl"}
+    return parse_config(
+        {
+            "run": {"name": "run"},
+            "redis": redis_config.model_dump(),
+            "model": {"path": "model"},
+            "data": {"train": source},
+            "sampling": {"group_size": SIZE},
+            "evaluation": {"prompts": 2, "samples": 2, "timeout_seconds": 5},
+            "reward": {"scorers": [{"name": "exact_match"}]},
+            "trainer": {"groups_per_step": GROUPS, "max_staleness": 1, "steps": 10, "max_lost_groups": 3},
+        }
+    )
+
+
+@pytest.fixture
+def play(config, redis_client):
+    return Play(config, redis_client)
+
+
+def conductor(config, client, check=lambda arrival: None) -> Conductor:
+    rows = [PromptRow(str(index), f"prompt {index}", [index], "{}") for index in range(8)]
+    data = PromptData(PromptSet(rows, 0, True), PromptSet(rows[:2], 0, False), "data", 0)
+    made = Conductor(config, data, client, Status("run", 10), Controls(), check=check)
+    made.start_clock()
+    return made
+
+
+def until_training(made: Conductor) -> step_pb2.StepOrder:
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        order = made.next_order()
+        if order.action != step_pb2.STEP_ACTION_WAIT:
+            return order
+    raise AssertionError("nothing to train on")
+
+
+def trained(order: step_pb2.StepOrder) -> list[str]:
+    return [scored.group.prompt.group_id for scored in order.groups]
+
+
+def test_issues_within_the_bound_and_trains_each_group_once(config, redis_client, play):
+    made = conductor(config, redis_client)
+    seen = []
+    for _ in range(3):
+        made.issue()
+        play.answer()
+        order = until_training(made)
+        assert order.action == step_pb2.STEP_ACTION_TRAIN
+        assert list(order.replay) == [b"replay"] * GROUPS * SIZE
+        seen += trained(order)
+        made.step += 1
+        assert made.ledger.cursor <= (made.step + 1 + 1) * GROUPS
+    assert seen == [group_id(issue) for issue in range(3 * GROUPS)]
+
+
+def test_entries_and_blobs_stay_until_a_checkpoint_holds_them(config, redis_client, play):
+    made = conductor(config, redis_client)
+    made.issue()
+    play.answer()
+    until_training(made)
+    assert play.scored.depth() == 2 * GROUPS
+    assert len(redis_client.keys("run:blob:*")) == 2 * GROUPS * SIZE
+    made.intake.commit()
+    assert play.scored.depth() == GROUPS
+    assert len(redis_client.keys("run:blob:*")) == GROUPS * SIZE
+
+
+def test_after_a_crash_the_same_groups_are_trained_from_the_checkpoint_on(config, redis_client, play):
+    made = conductor(config, redis_client)
+    made.issue()
+    play.answer()
+    state = made.ledger.dump()
+    first = trained(until_training(made))
+    again = conductor(config, redis_client)
+    again.ledger.restore(state)
+    again.recover()
+    assert trained(until_training(again)) == first
+    assert again.ledger.cursor == 2 * GROUPS
+
+
+def test_what_is_nowhere_after_a_crash_is_issued_again_and_what_is_somewhere_is_not(config, redis_client, play):
+    made = conductor(config, redis_client)
+    made.issue()
+    lost, *held = play.read()
+    play.prompts.ack([lost.id])
+    play.prompts.forward(held[0].id, play.samples, sample_pb2.Group(prompt=held[0].message))
+    again = conductor(config, redis_client)
+    again.ledger.restore(made.ledger.dump())
+    again.recover()
+    (entry,) = play.read()
+    assert (entry.message.group_id, entry.message.attempt) == (lost.message.group_id, 1)
+
+
+def test_a_group_that_comes_twice_counts_once(config, redis_client, play):
+    made = conductor(config, redis_client)
+    made.issue()
+    entries = play.read()
+    for entry in entries:
+        play.scored.add(play.group(entry.message))
+        play.scored.add(play.group(entry.message))
+    assert trained(until_training(made)) == ["g0", "g1"]
+    assert trained(until_training(made)) == ["g2", "g3"]
+    assert made.ledger.trained == 4
+
+
+def test_a_missing_blob_is_issued_again(config, redis_client, play):
+    made = conductor(config, redis_client)
+    made.issue()
+    groups = []
+    play.answer(groups.append)
+    play.blobs.delete([groups[0].group.samples[1].replay])
+    assert trained(until_training(made)) == ["g1", "g2"]
+    (again,) = play.read()
+    assert (again.message.group_id, again.message.attempt) == ("g0", 1)
+    play.scored.add(play.group(again.message))
+    assert trained(until_training(made)) == ["g3", "g0"]
+
+
+def test_a_corrupt_blob_is_issued_again(config, redis_client, play):
+    made = conductor(config, redis_client)
+    made.issue()
+    groups = []
+    play.answer(groups.append)
+    redis_client.set(groups[0].group.samples[0].replay.key, b"rotten")
+    assert trained(until_training(made)) == ["g1", "g2"]
+    assert [entry.message.group_id for entry in play.read()] == ["g0"]
+
+
+def nan_logprob(scored):
+    scored.group.samples[0].logprobs[0] = float("nan")
+
+
+def missing_logprob(scored):
+    del scored.group.samples[0].logprobs[:]
+
+
+def infinite_reward(scored):
+    scored.scores[0].reward = float("inf")
+
+
+def missing_sample(scored):
+    del scored.group.samples[0]
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        (nan_logprob, "logprob_not_finite"),
+        (missing_logprob, "logprobs_rows"),
+        (infinite_reward, "reward_not_finite"),
+        (missing_sample, "group_size"),
+    ],
+)
+def test_a_bad_group_is_dead_lettered_by_name_and_replaced(config, redis_client, play, change, code):
+    made = conductor(config, redis_client)
+    made.issue()
+    play.answer(lambda scored: change(scored) if scored.group.prompt.issue == 1 else None)
+    assert trained(until_training(made)) == ["g0", "g2"]
+    (_, fields), *_ = redis_client.xrange("run:dead")
+    letter = sample_pb2.DeadLetter.FromString(fields[b"message"])
+    assert (letter.code, letter.group_id) == (code, "g1")
+    made.step += 1
+    made.issue()
+    assert made.ledger.lost == {1}
+    assert play.answer() == ["g4", "g5", "g6"]
+
+
+def test_a_replay_that_the_model_refuses_is_dead_lettered(config, redis_client, play):
+    def check(arrival):
+        if arrival.issue == 0:
+            raise InvalidData("routing_rows", "replay.routing has 1 rows, expected 2")
+
+    made = conductor(config, redis_client, check)
+    made.issue()
+    play.answer()
+    assert trained(until_training(made)) == ["g1", "g2"]
+
+
+def test_a_rollouts_dead_letter_makes_room_for_another_prompt(config, redis_client, play):
+    made = conductor(config, redis_client)
+    made.issue()
+    refused, *_ = play.read()
+    play.prompts.dead_letter(refused, InvalidData("prompt_too_long", "prompt has 9 tokens, at most 8 allowed"))
+    made.next_order()
+    assert made.ledger.lost == {0}
+    made.issue()
+    assert play.answer() == ["g1", "g2", "g3"]
+    assert play.answer() == ["g4"]
+
+
+def test_too_many_lost_groups_in_a_row_end_the_run_with_the_reason(config, redis_client, play):
+    made = conductor(config, redis_client)
+    made.issue()
+    for entry in play.read():
+        play.prompts.dead_letter(entry, Unavailable("scorer_timeout", "stuck"))
+    with pytest.raises(TrivetError, match="scorer_timeout: stuck") as failure:
+        made.next_order()
+    assert failure.value.code == "too_many_lost_groups"
+
+
+def test_an_evaluation_waits_for_its_own_results(config, redis_client, play):
+    from concurrent.futures import ThreadPoolExecutor
+
+    made = conductor(config, redis_client)
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(made.evaluate)
+        answered: list[str] = []
+        deadline = time.monotonic() + 5
+        while not waiting.done() and time.monotonic() < deadline:
+            answered += play.answer()
+        values = waiting.result(1)
+    assert len(answered) == 4
+    # Rewards are the indices: the greedy one fails, and one of two sampled ones succeeds.
+    assert (values["greedy_accuracy"], values["sampled_accuracy"]) == (0.0, 0.5)
+    assert play.scored.depth() == 0
+
+
+def test_an_evaluation_that_does_not_come_back_is_an_error(config, redis_client):
+    impatient = config.evaluation.model_copy(update={"timeout_seconds": 0.1})
+    made = conductor(config.model_copy(update={"evaluation": impatient}), redis_client)
+    with pytest.raises(Unavailable, match="4 of 4 evaluation groups"):
+        made.evaluate()
+
+
+def test_stop_and_save_come_before_training(config, redis_client):
+    made = conductor(config, redis_client)
+    made.controls.request_save()
+    assert made.next_order().action == step_pb2.STEP_ACTION_SAVE
+    made.controls.stop.set()
+    assert made.next_order().action == step_pb2.STEP_ACTION_STOP
+
+
+def test_a_paused_trainer_holds(config, redis_client, play):
+    made = conductor(config, redis_client)
+    made.issue()
+    play.answer()
+    made.controls.pause()
+    assert made.next_order().action == step_pb2.STEP_ACTION_WAIT
+    made.controls.resume()
+    assert until_training(made).action == step_pb2.STEP_ACTION_TRAIN
+
+
+def test_the_run_issues_no_more_than_it_needs(config, redis_client, play):
+    made = conductor(config, redis_client)
+    made.step = 9
+    made.issue()
+    assert made.ledger.cursor == 10 * GROUPS
+
+
+def test_nothing_coming_back_is_an_error_that_names_the_backlog(config, redis_client):
+    made = conductor(config, redis_client)
+    object.__setattr__(made, "_last_arrival", time.monotonic() - 10_000)
+    with pytest.raises(Unavailable, match="entries waiting: prompts 4, samples 0, scored 0"):
+        made.next_order()
