@@ -1,0 +1,93 @@
+from pathlib import Path
+
+import pytest
+import yaml
+
+from services.common.config import ConfigError, load_config, parse_config
+
+QUICKSTART = Path(__file__).parents[3] / "configs" / "quickstart.yaml"
+
+
+@pytest.fixture
+def tree():
+    return yaml.safe_load(QUICKSTART.read_text(encoding="utf-8"))
+
+
+def test_the_quickstart_has_all_four_mechanisms_on(tree):
+    stability = parse_config(tree).rl_stability
+    assert stability.unbiased_kl.enabled
+    assert stability.sequence_masking.enabled
+    assert stability.consistency.keep_routing
+    assert stability.consistency.keep_sampling_mask
+    assert stability.importance_sampling.mode != "none"
+
+
+def test_overrides_are_yaml(tree):
+    config = load_config(
+        QUICKSTART, ["trainer.steps=7", "rl_stability.consistency.keep_routing=false", "data.system_prompt=hi"]
+    )
+    assert (config.trainer.steps, config.data.system_prompt) == (7, "hi")
+    assert not config.rl_stability.consistency.keep_routing
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("trainer.stpes=7", "trainer.stpes is not a known key"),
+        ("nonsense.key=1", "nonsense is not a known key"),
+        ("trainer.steps=0", "trainer.steps is 0: "),
+        ("trainer.steps=many", "trainer.steps is 'many': "),
+        ("run.name=Not_Good", "run.name is 'Not_Good': "),
+        ("redis.url=localhost:6379", "expected a redis://, rediss:// or unix:// address"),
+        ("sampling.group_size=1", "sampling.group_size is 1, expected at least 2: grpo compares"),
+        ("sampling.max_tokens=60", "model.max_length is 64, expected at least 92"),
+        ("trainer.tokens_per_microbatch=32", "a long sample would fit in no micro-batch"),
+        ("trainer.minibatches=5", "trainer.groups_per_step is 32, expected a multiple of trainer.minibatches (5)"),
+        ("trainer.max_staleness=5", "trainer.keep_weights is 4, expected at least trainer.max_staleness + 2 (7)"),
+        ("rl_stability.importance_sampling={clip_min: 3.0, cap: 2.0}", "clip_min is 3.0, expected less than cap (2.0)"),
+        (
+            "rl_stability={consistency: {keep_sampling_mask: false}, importance_sampling: {mode: none}}",
+            "nothing would correct the ratio",
+        ),
+        ("rollout.server.host=0.0.0.0", "rollout.server.token is missing: host 0.0.0.0 can be reached"),
+        ("rollout.engine={dtype: half}", "engine sets ['dtype'], which Trivet sets itself"),
+        ("reward.maximum=-1", "minimum is 0.0, expected less than maximum (-1.0)"),
+        ("data.train={kind: jsonl, path: data.csv}", "expected a .jsonl file"),
+        ("data.train={kind: reasoning_gym, path: gcd}", "size is missing"),
+        ("sampling.min_p=0.1", "sampling.min_p is not a known key"),
+        ("sampling.repetition_penalty=1.1", "sampling.repetition_penalty is not a known key"),
+        ("trainer", "expected section.key=value"),
+        ("run.name.first=x", "name is not a section"),
+    ],
+)
+def test_what_cannot_work_is_refused_at_load_with_a_sentence(override, sentence):
+    with pytest.raises(ConfigError) as refusal:
+        load_config(QUICKSTART, [override])
+    assert sentence in str(refusal.value)
+
+
+def test_vllms_native_capture_needs_top_k():
+    with pytest.raises(ConfigError, match="needs top_k when top_p is set"):
+        load_config(QUICKSTART, ["rollout.capture=native", "sampling.top_k=0"])
+
+
+def test_a_missing_section_is_named(tree):
+    del tree["model"]
+    with pytest.raises(ConfigError, match="model is missing"):
+        parse_config(tree)
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"), [("- a\n", "holds list"), ("a: [", "is not YAML"), (None, "cannot be read")]
+)
+def test_a_file_that_is_no_configuration_is_refused(tmp_path, content, sentence):
+    path = tmp_path / "run.yaml"
+    if content is not None:
+        path.write_text(content, encoding="utf-8")
+    with pytest.raises(ConfigError, match=sentence):
+        load_config(path)
+
+
+def test_dump_and_parse_agree(tree):
+    config = parse_config(tree)
+    assert parse_config(config.dump()) == config
