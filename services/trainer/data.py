@@ -176,7 +176,8 @@ def _read_reasoning_gym(source: SourceConfig) -> Iterator[dict[str, Any]]:
 
     dataset = reasoning_gym.create_dataset(source.path, size=source.size, **source.options)
     for row in dataset:
-        yield {source.prompt_field: row["question"], "task": source.path, "answer": row["answer"], "entry": row}
+        # The scorer asks the task itself, which wants its own fields back unchanged.
+        yield {source.prompt_field: row["question"], "answer": row["answer"], "metadata": row["metadata"]}
 
 
 def _refuse_duplicates(rows: Sequence[PromptRow], source: SourceConfig) -> None:

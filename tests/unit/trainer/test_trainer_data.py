@@ -104,7 +104,7 @@ def test_reasoning_gym_rows_carry_their_answer():
     source = {"kind": "reasoning_gym", "path": "chain_sum", "size": 20, "options": {"seed": 3}}
     data = load(train=source, validation={**source, "options": {"seed": 1000}}, max_prompt_tokens=64)
     metadata = json.loads(data.train[0].metadata_json)
-    assert metadata["task"] == "chain_sum"
+    assert metadata["metadata"]["source_dataset"] == "chain_sum"
     assert metadata["answer"]
 
 

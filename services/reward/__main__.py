@@ -1,0 +1,140 @@
+"""python -m services.reward --config FILE [--set section.key=value]"""
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+
+import grpc
+import redis
+from trivet.v1 import reward_pb2, reward_pb2_grpc
+
+from services.common.config import Config, ConfigError
+from services.common.errors import InvalidData, Unavailable
+from services.common.logs import configure_logs, get_logger
+from services.common.redis_client import connect
+from services.common.server import ServiceServer
+from services.common.service_main import parse_service_arguments
+from services.common.streams import RunStreams
+from services.reward.pool import ScorerPool
+from services.reward.score import GroupScorer
+from services.reward.service import RewardServicer
+from services.reward.stats import RewardStats
+from services.reward.worker import RewardWorker
+
+STOP_SECONDS = 4.5
+EXIT_FAILED, EXIT_USAGE = 1, 2
+
+log = get_logger(__name__)
+
+
+class RewardProcess:
+    """Raises InvalidData for an unknown scorer and ConfigError without a Redis address."""
+
+    def __init__(self, config: Config) -> None:
+        self._config, reward = config, config.reward
+        self.reward_id = f"reward-{socket.gethostname()}-{os.getpid()}"
+        self._client = connect(config.redis)
+        self._pool = ScorerPool(reward.scorers, workers=reward.workers, timeout_seconds=reward.timeout_seconds)
+        stats = RewardStats()
+        self._scorer = GroupScorer(reward, self._pool, stats, self.reward_id)
+        self._servicer = RewardServicer(
+            self._scorer,
+            stats,
+            reward_id=self.reward_id,
+            scorers=self._pool.labels,
+            concurrent_groups=reward.concurrent_groups,
+        )
+        self._server = ServiceServer(
+            reward.server,
+            grpc_name=reward_pb2.DESCRIPTOR.services_by_name["RewardService"].full_name,
+            register=self._register,
+            ready=lambda: self._not_ready,
+        )
+        self._not_ready: str | None = "scorers are loading"
+
+    async def run(self, stop: asyncio.Event) -> None:
+        await self._pool.start()
+        try:
+            await self._server.start()
+            log.info("serving", grpc_port=self._server.grpc_port, http_port=self._server.http_port)
+            try:
+                await self._consume(stop)
+            finally:
+                self._not_ready = "stopping"
+                await self._server.stop()
+        finally:
+            await self._pool.stop()
+
+    async def _consume(self, stop: asyncio.Event) -> None:
+        config = self._config
+        self._not_ready = "waiting for Redis"
+        streams = RunStreams(self._client, config.run.name, config.redis)
+        samples = await asyncio.to_thread(streams.samples, self.reward_id)
+        scored = await asyncio.to_thread(streams.scored, self.reward_id)
+        worker = RewardWorker(
+            samples,
+            scored,
+            self._scorer,
+            concurrent_groups=config.reward.concurrent_groups,
+            heartbeat_seconds=config.redis.claim_idle_seconds / 3,
+        )
+        self._not_ready = None
+        await worker.run(stop)
+
+    @property
+    def ready(self) -> bool:
+        return self._not_ready is None
+
+    def _register(self, server: grpc.aio.Server) -> None:
+        reward_pb2_grpc.add_RewardServiceServicer_to_server(self._servicer, server)
+
+
+async def serve(config: Config) -> int:
+    """The exit status: 0 after a signal, 2 for an unusable configuration, 1 for anything else that ends it."""
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    try:
+        process = RewardProcess(config)
+    except (InvalidData, ConfigError) as error:
+        return _refuse(error)
+    running = asyncio.create_task(process.run(stop))
+    stopping = asyncio.create_task(stop.wait())
+    await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    if not running.done():
+        log.info("stopping")
+        if not process.ready:
+            running.cancel()
+        await asyncio.wait({running}, timeout=STOP_SECONDS)
+    if not running.done() or running.cancelled():
+        log.warning("stopped_early", done=running.done())
+        return 0
+    try:
+        running.result()
+    except InvalidData as error:
+        return _refuse(error)
+    except (Unavailable, OSError, redis.RedisError) as error:
+        log.error("failed", error=f"{type(error).__name__}: {error}")
+        return EXIT_FAILED
+    return 0
+
+
+def _refuse(error: Exception) -> int:
+    print(error, file=sys.stderr)  # noqa: T201
+    return EXIT_USAGE
+
+
+def main() -> None:
+    config = parse_service_arguments("reward")
+    configure_logs("reward", config.run.name)
+    # The runner is not closed and sys.exit not called: both would wait for every thread, and one may be waiting
+    # for a Redis that is gone. Scorer processes end with this one.
+    status = asyncio.Runner().run(serve(config))
+    sys.stderr.flush()
+    os._exit(status)
+
+
+if __name__ == "__main__":
+    main()

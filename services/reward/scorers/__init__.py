@@ -1,0 +1,93 @@
+"""Scorers by name, or by import path "module:function"; a scorer's module is imported only where it is used."""
+
+import importlib
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from pydantic import ValidationError
+
+from services.common.config import ScorerConfig
+from services.common.errors import InvalidData
+from services.reward.types import Scorer, deterministic, is_deterministic
+
+# Each module has build(**options) -> Scorer.
+BUILT_IN: Mapping[str, str] = {
+    name: f"services.reward.scorers.{name}"
+    for name in ("exact_match", "math_verify", "numeric", "reasoning_gym", "regex")
+}
+
+
+def check_name(name: str) -> None:
+    """Raises InvalidData unless `name` is built in or looks like an import path. Imports nothing."""
+    module, colon, function = name.partition(":")
+    if name in BUILT_IN or (colon and module and function.isidentifier()):
+        return
+    raise InvalidData(
+        "unknown_scorer", f"reward.scorers: name is {name!r}, expected one of {sorted(BUILT_IN)}, or module:function"
+    )
+
+
+def load_scorer(config: ScorerConfig) -> Scorer:
+    """Raises InvalidData: unknown_scorer, scorer_import or scorer_options."""
+    check_name(config.name)
+    if config.name in BUILT_IN:
+        return _build(config)
+    function = _import_function(config.name)
+    try:
+        inspect.signature(function).bind("", "", {}, **config.options)
+    except TypeError as error:
+        raise InvalidData(
+            "scorer_options",
+            f"reward.scorers: {config.name} cannot be called with (prompt, completion, metadata) "
+            f"and options {sorted(config.options)} ({error})",
+        ) from error
+    scorer: Scorer = partial(function, **config.options)
+    return deterministic(scorer) if is_deterministic(function) else scorer
+
+
+def labels(configs: Sequence[ScorerConfig]) -> list[str]:
+    """One name for each scorer: a name that comes again gets a number, as in regex, regex_2."""
+    seen: dict[str, int] = {}
+    for config in configs:
+        seen[config.name] = seen.get(config.name, 0) + 1
+    taken: dict[str, int] = {}
+    names = []
+    for config in configs:
+        taken[config.name] = number = taken.get(config.name, 0) + 1
+        names.append(config.name if number == 1 else f"{config.name}_{number}")
+    return names
+
+
+def _build(config: ScorerConfig) -> Scorer:
+    build: Callable[..., Scorer] = importlib.import_module(BUILT_IN[config.name]).build
+    try:
+        return build(**config.options)
+    except ValidationError as error:
+        problems = "; ".join(_sentence(problem) for problem in error.errors())
+        raise InvalidData("scorer_options", f"reward.scorers: options of {config.name}: {problems}") from error
+
+
+def _sentence(problem: Any) -> str:
+    field = ".".join(str(part) for part in problem["loc"])
+    if problem["type"] in {"unexpected_keyword_argument", "unexpected_positional_argument"}:
+        return f"{field} is not a known option"
+    return f"{field} is {problem['input']!r}: {problem['msg']}"
+
+
+def _import_function(path: str) -> Callable[..., Any]:
+    module_name, _, name = path.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise InvalidData("scorer_import", f"reward.scorers: importing {module_name} failed ({error})") from error
+        raise InvalidData("unknown_scorer", f"reward.scorers: there is no module {module_name!r} ({path})") from error
+    except Exception as error:
+        problem = f"{type(error).__name__}: {error}"
+        raise InvalidData("scorer_import", f"reward.scorers: importing {module_name} failed ({problem})") from error
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise InvalidData("unknown_scorer", f"reward.scorers: module {module_name} has no function {name!r} ({path})")
+    return function  # type: ignore[no-any-return]

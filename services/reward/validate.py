@@ -1,0 +1,77 @@
+"""A group is checked before anything is computed from it."""
+
+import json
+import math
+from typing import NoReturn
+
+from trivet.v1 import sample_pb2
+
+from services.common.errors import InvalidData
+
+MAX_TEXT_BYTES = 4 * 2**20
+# Log-softmax in low precision may round a probability to slightly more than 1.
+MAX_LOGPROB = 1e-2
+
+
+def check_group(group: sample_pb2.Group) -> None:
+    """Raises InvalidData that names the field, its value and what was expected."""
+    prompt = group.prompt
+    if not prompt.group_id:
+        raise InvalidData("group_id_missing", "group.prompt.group_id is empty, expected the id of the issue")
+    where = f"group {prompt.group_id}"
+    if not group.samples:
+        raise InvalidData("group_empty", f"{where}: samples is empty, expected {prompt.group_size or 'at least 1'}")
+    if prompt.group_size and len(group.samples) != prompt.group_size:
+        raise InvalidData(
+            "group_size", f"{where}: samples holds {len(group.samples)}, expected group_size ({prompt.group_size})"
+        )
+    _check_size(prompt.text, f"{where}: prompt.text")
+    _check_metadata(prompt.metadata_json, where)
+    indices: set[int] = set()
+    ids: set[str] = set()
+    for position, sample in enumerate(group.samples):
+        field = f"{where}: samples[{position}]"
+        if sample.index in indices:
+            raise InvalidData("sample_index_duplicate", f"{field}.index is {sample.index}, which came before")
+        if not sample.sample_id or sample.sample_id in ids:
+            raise InvalidData("sample_id", f"{field}.sample_id is {sample.sample_id!r}, expected one of its own")
+        indices.add(sample.index)
+        ids.add(sample.sample_id)
+        _check_sample(sample, field)
+
+
+def _check_sample(sample: sample_pb2.Sample, field: str) -> None:
+    _check_size(sample.text, f"{field}.text")
+    if len(sample.logprobs) != len(sample.token_ids):
+        raise InvalidData(
+            "logprobs_length",
+            f"{field}.logprobs has {len(sample.logprobs)} values, expected {len(sample.token_ids)}, one a token",
+        )
+    for position, logprob in enumerate(sample.logprobs):
+        if not math.isfinite(logprob):
+            raise InvalidData(
+                "logprob_not_finite", f"{field}.logprobs[{position}] is {logprob}, expected a finite number"
+            )
+        if logprob > MAX_LOGPROB:
+            raise InvalidData("logprob_positive", f"{field}.logprobs[{position}] is {logprob}, expected at most 0")
+
+
+def _check_size(text: str, field: str) -> None:
+    # A character takes one to four bytes: only a text near the limit has to be encoded to be measured.
+    if 4 * len(text) > MAX_TEXT_BYTES and (size := len(text.encode())) > MAX_TEXT_BYTES:
+        raise InvalidData("text_too_long", f"{field} has {size} bytes, at most {MAX_TEXT_BYTES} allowed")
+
+
+def _check_metadata(text: str, where: str) -> None:
+    field = f"{where}: prompt.metadata_json"
+    _check_size(text, field)
+    try:
+        value = json.loads(text, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise InvalidData("metadata_invalid", f"{field} is {text[:80]!r}, expected a JSON object ({error})") from error
+    if not isinstance(value, dict):
+        raise InvalidData("metadata_invalid", f"{field} is {text[:80]!r}, expected a JSON object")
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
