@@ -1,0 +1,130 @@
+"""python -m services.rollout --config FILE [--set section.key=value]: one rollout against the run's Redis."""
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+import uuid
+import zlib
+from typing import Any
+
+import grpc
+from redis.exceptions import RedisError
+from trivet.v1 import rollout_pb2_grpc
+
+from services.common.blobs import open_blobs
+from services.common.config import Config, ConfigError
+from services.common.errors import TrivetError
+from services.common.lineage import code_version, config_version
+from services.common.logs import configure_logs, get_logger
+from services.common.redis_client import connect
+from services.common.server import ServiceServer
+from services.common.service_main import parse_service_arguments
+from services.common.streams import RunStreams
+from services.common.weights import WeightFeed
+from services.rollout.engine import Engine
+from services.rollout.environment import set_defaults
+from services.rollout.follower import WeightFollower
+from services.rollout.sampler import GroupSampler
+from services.rollout.service import GRPC_NAME, RolloutServicer
+from services.rollout.worker import PromptWorker
+
+# With the shutdown of engine and servers after it, a stop stays within 5 seconds.
+GRACE_SECONDS = 1.5
+
+log = get_logger(__name__)
+
+
+def main() -> int:
+    config = parse_service_arguments("rollout")
+    configure_logs("rollout", config.run.name)
+    rollout_id = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
+    try:
+        client = connect(config.redis)
+        client.ping()
+        set_defaults()
+        # Only now: vllm reads the environment as it is imported.
+        from services.rollout.vllm_engine import VllmEngine
+
+        # Rollouts of one run must not draw the same samples.
+        engine = VllmEngine(config, seed=zlib.crc32(f"{config.run.seed}/{rollout_id}".encode()) >> 1)
+        return asyncio.run(Rollout(config, rollout_id, client, engine).serve())
+    except ConfigError as error:
+        log.error("cannot start", error=str(error))
+        return 2
+    except (TrivetError, RedisError) as error:
+        log.error("stopped", error=str(error), kind=type(error).__name__)
+        return 1
+
+
+class Rollout:
+    """The parts of the service, wired."""
+
+    def __init__(self, config: Config, rollout_id: str, client: Any, engine: Engine) -> None:
+        self._config, self._engine, self._id = config, engine, rollout_id
+        streams = RunStreams(client, config.run.name, config.redis)
+        self._sampler = GroupSampler(engine, rollout_id=rollout_id, code=code_version(), config=config_version(config))
+        self._follower = WeightFollower(
+            engine, WeightFeed(client, config.run.name), timeout_seconds=config.rollout.load_timeout_seconds
+        )
+        self._worker = PromptWorker(
+            config,
+            sampler=self._sampler,
+            follower=self._follower,
+            prompts=streams.prompts(rollout_id),
+            samples=streams.samples(rollout_id),
+            blobs=open_blobs(config.blobs, client, config.run.name),
+        )
+        self._server = ServiceServer(
+            config.rollout.server,
+            grpc_name=GRPC_NAME,
+            register=self._register,
+            ready=lambda: engine.problem,
+        )
+        self._stop = asyncio.Event()
+
+    async def serve(self) -> int:
+        """Until a signal (0), or until the engine gives up (1). Raises what a part could not cope with."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, self._stop.set)
+        await self._server.start()
+        log.info("serving", rollout=self._id, grpc_port=self._server.grpc_port, http_port=self._server.http_port)
+        try:
+            return await self._work()
+        finally:
+            left = await self._worker.stop(GRACE_SECONDS)
+            await asyncio.gather(self._engine.close(), self._server.stop())
+            tally = self._sampler.tally
+            log.info("stopped", groups=tally.groups, samples=tally.samples, tokens=tally.tokens, groups_left=left)
+
+    async def _work(self) -> int:
+        stopped = asyncio.create_task(self._stop.wait())
+        jobs: list[asyncio.Task[Any]] = [asyncio.create_task(self._engine.launch())]
+        try:
+            await asyncio.wait([stopped, *jobs], return_when=asyncio.FIRST_COMPLETED)
+            if stopped.done():
+                return 0
+            await jobs.pop()
+            await self._follower.catch_up()
+            log.info("sampling", version=self._engine.weights.version)
+            gave_up = asyncio.create_task(self._engine.wait_gave_up())
+            jobs = [gave_up, asyncio.create_task(self._follower.run()), asyncio.create_task(self._worker.run())]
+            done, _ = await asyncio.wait([stopped, *jobs], return_when=asyncio.FIRST_COMPLETED)
+            for job in done:
+                job.result()
+            return 1 if gave_up in done else 0
+        finally:
+            for job in [stopped, *jobs]:
+                job.cancel()
+            await asyncio.gather(stopped, *jobs, return_exceptions=True)
+
+    def _register(self, server: grpc.aio.Server) -> None:
+        servicer = RolloutServicer(
+            self._sampler, self._follower, self._worker, limit=self._config.rollout.concurrent_groups
+        )
+        rollout_pb2_grpc.add_RolloutServiceServicer_to_server(servicer, server)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,64 @@
+"""Whether a prompt can be sampled at all. What is refused here would be refused again: it goes to the dead letters."""
+
+import math
+
+from trivet.v1 import sample_pb2
+
+from services.common.errors import InvalidData
+from services.rollout.engine import Engine
+
+MAX_GROUP_SIZE = 4096
+# vLLM silently raises a lower temperature to this one, and the trainer would replay another distribution.
+MIN_TEMPERATURE = 0.01
+
+
+def records(prompt: sample_pb2.Prompt) -> bool:
+    """Evaluation is only scored, so that nothing of it is replayed."""
+    return prompt.purpose != sample_pb2.PURPOSE_EVALUATION
+
+
+def check_prompt(prompt: sample_pb2.Prompt, engine: Engine) -> None:
+    """Raises InvalidData that names the field, its value and what was expected."""
+    if not prompt.group_id:
+        raise InvalidData("group_id_missing", "group_id is empty, expected one that is unique in the run")
+    if not 1 <= prompt.group_size <= MAX_GROUP_SIZE:
+        raise InvalidData("group_size", f"group_size is {prompt.group_size}, expected 1 to {MAX_GROUP_SIZE}")
+    _check_tokens(prompt, engine)
+    _check_sampling(prompt.sampling, recorded=records(prompt))
+    if reason := engine.refusal(prompt.sampling, records(prompt)):
+        raise InvalidData("sampling_unsupported", reason)
+
+
+def _check_tokens(prompt: sample_pb2.Prompt, engine: Engine) -> None:
+    length, limit = len(prompt.token_ids), engine.max_length
+    if length == 0:
+        raise InvalidData("prompt_empty", "token_ids is empty, expected at least one token")
+    if prompt.sampling.max_tokens < 1:
+        raise InvalidData("max_tokens", f"sampling.max_tokens is {prompt.sampling.max_tokens}, expected at least 1")
+    if length + prompt.sampling.max_tokens > limit:
+        raise InvalidData(
+            "prompt_too_long",
+            f"token_ids has {length} tokens and sampling.max_tokens is {prompt.sampling.max_tokens}, "
+            f"expected at most {limit} together (model.max_length)",
+        )
+    low, high = min(prompt.token_ids), max(prompt.token_ids)
+    if low < 0 or high >= engine.vocabulary:
+        raise InvalidData(
+            "token_out_of_vocabulary",
+            f"token_ids holds {low if low < 0 else high}, expected 0 to {engine.vocabulary - 1}",
+        )
+
+
+def _check_sampling(sampling: sample_pb2.SamplingParameters, *, recorded: bool) -> None:
+    temperature, top_p = sampling.temperature, sampling.top_p
+    if not math.isfinite(temperature) or not (temperature == 0 or temperature >= MIN_TEMPERATURE):
+        raise InvalidData(
+            "sampling_unsupported", f"sampling.temperature is {temperature:g}, expected 0 or at least {MIN_TEMPERATURE}"
+        )
+    if recorded and temperature == 0:
+        raise InvalidData(
+            "sampling_unsupported",
+            "sampling.temperature is 0, expected more: a greedy sample has no distribution to train on",
+        )
+    if not 0 < top_p <= 1:
+        raise InvalidData("sampling_unsupported", f"sampling.top_p is {top_p:g}, expected more than 0 and at most 1")

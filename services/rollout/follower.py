@@ -1,0 +1,106 @@
+"""Keeps the engine on the newest announced policy version."""
+
+import asyncio
+import time
+
+from trivet.v1 import weights_pb2
+
+from services.common.errors import TrivetError
+from services.common.logs import get_logger
+from services.common.weights import WeightFeed
+from services.rollout import metrics
+from services.rollout.engine import Engine, LoadFailed
+
+POLL_SECONDS = 1.0
+
+log = get_logger(__name__)
+
+
+class WeightFollower:
+    """An announcement is settled once it was loaded, or its load failed, or a newer one was settled."""
+
+    def __init__(self, engine: Engine, feed: WeightFeed, *, timeout_seconds: float) -> None:
+        self._engine, self._feed, self._timeout = engine, feed, timeout_seconds
+        self._settled: str | None = None
+        self._changed = asyncio.Condition()
+        self._loading = asyncio.Lock()
+        self.load_error = ""
+        metrics.WEIGHTS_VERSION.set(engine.weights.version)
+
+    async def catch_up(self) -> None:
+        """Loads the newest announcement if there is one. A failed load is told by `load_error`."""
+        found = await asyncio.to_thread(self._feed.latest)
+        if found is not None:
+            await self._settle(*found)
+
+    async def run(self) -> None:
+        """Follows the announcements until it is cancelled."""
+        while True:
+            found = await asyncio.to_thread(self._feed.wait, self._settled, POLL_SECONDS)
+            if found is not None:
+                await self._settle(*found)
+
+    async def load(self, weights: weights_pb2.WeightVersion) -> float:
+        """Seconds that it took, 0 when the version is there already. Raises LoadFailed."""
+        async with self._loading:
+            present = self._engine.weights
+            if (
+                weights.fingerprint
+                and weights.fingerprint == present.fingerprint
+                and weights.version == present.version
+            ):
+                return 0.0
+            start = time.monotonic()
+            try:
+                await self._engine.load_weights(weights)
+            except LoadFailed as error:
+                self.load_error = f"version {weights.version}: {error}"
+                metrics.WEIGHTS_LOAD_FAILURES.labels(error.code).inc()
+                log.error("weights not loaded", version=weights.version, code=error.code, error=str(error))
+                raise
+            finally:
+                # Also after a failure: a restarted engine may be back on older weights.
+                metrics.WEIGHTS_VERSION.set(self._engine.weights.version)
+            seconds = time.monotonic() - start
+            self.load_error = ""
+            metrics.WEIGHTS_LOAD_SECONDS.observe(seconds)
+            log.info("weights loaded", version=weights.version, fingerprint=weights.fingerprint, seconds=seconds)
+            return seconds
+
+    async def wait_for(self, version: int) -> None:
+        """Returns once the engine is on `version` or newer, or as new as anybody announced.
+
+        Bounded by the load timeout; then the engine samples with what it has, and the spans say so.
+        """
+        if self._engine.weights.version >= version:
+            return
+        found = await asyncio.to_thread(self._feed.latest)
+        if found is None:
+            return
+        try:
+            async with asyncio.timeout(self._timeout), self._changed:
+                await self._changed.wait_for(
+                    lambda: self._settled is not None and _order(self._settled) >= _order(found[0])
+                )
+        except TimeoutError:
+            log.warning("weights did not arrive", wanted=version, have=self._engine.weights.version)
+
+    async def _settle(self, announcement: str, weights: weights_pb2.WeightVersion) -> None:
+        try:
+            await self.load(weights)
+        except TrivetError:
+            # Told in `load_error`, the log and the metrics; the next announcement may do better.
+            log.info("old weights stay", version=self._engine.weights.version)
+        async with self._changed:
+            self._settled = announcement
+            self._changed.notify_all()
+
+
+def _same(one: weights_pb2.WeightVersion, other: weights_pb2.WeightVersion) -> bool:
+    return bool(one.fingerprint) and (one.version, one.fingerprint) == (other.version, other.fingerprint)
+
+
+def _order(announcement: str | None) -> tuple[int, int]:
+    """A stream id is milliseconds and a number; none is before all."""
+    milliseconds, _, number = (announcement or "0-0").partition("-")
+    return int(milliseconds), int(number)

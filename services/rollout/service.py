@@ -1,0 +1,94 @@
+"""The gRPC face of a rollout."""
+
+from typing import Any, NoReturn
+
+import grpc
+from trivet.v1 import rollout_pb2, rollout_pb2_grpc
+
+from services.common.errors import InvalidData, Unavailable
+from services.rollout import metrics
+from services.rollout.engine import LoadFailed
+from services.rollout.follower import WeightFollower
+from services.rollout.sampler import GroupSampler
+from services.rollout.worker import PromptWorker
+
+GRPC_NAME = "trivet.v1.RolloutService"
+
+Context = grpc.aio.ServicerContext
+
+
+class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
+    def __init__(self, sampler: GroupSampler, follower: WeightFollower, worker: PromptWorker, *, limit: int) -> None:
+        self._sampler, self._follower, self._worker, self._limit = sampler, follower, worker, limit
+        self._direct = 0
+
+    async def Generate(
+        self,
+        request: rollout_pb2.GenerateRequest,
+        context: "Context[rollout_pb2.GenerateRequest, rollout_pb2.GenerateResponse]",
+    ) -> rollout_pb2.GenerateResponse:
+        if (problem := self._sampler.engine.problem) is not None:
+            await _abort(context, grpc.StatusCode.UNAVAILABLE, problem)
+        if self._direct >= self._limit:
+            reason = f"{self._direct} groups are being sampled for callers, at most {self._limit} (concurrent_groups)"
+            await _abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, reason)
+        self._direct += 1
+        try:
+            sampled = await self._sampler.sample(request.prompt)
+        except InvalidData as error:
+            metrics.FAILURES.labels(error.code).inc()
+            await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, f"{error.code}: {error}")
+        except Unavailable as error:
+            metrics.FAILURES.labels(error.code).inc()
+            await _abort(context, grpc.StatusCode.UNAVAILABLE, f"{error.code}: {error}")
+        finally:
+            self._direct -= 1
+        return rollout_pb2.GenerateResponse(group=sampled.group, replay=sampled.replays)
+
+    async def LoadWeights(
+        self,
+        request: rollout_pb2.LoadWeightsRequest,
+        context: "Context[rollout_pb2.LoadWeightsRequest, rollout_pb2.LoadWeightsResponse]",
+    ) -> rollout_pb2.LoadWeightsResponse:
+        if not request.weights.path or not request.weights.files:
+            reason = "weights.path and weights.files are needed: without checksums nothing can be verified"
+            await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, reason)
+        try:
+            seconds = await self._follower.load(request.weights)
+        except LoadFailed as error:
+            await _abort(context, grpc.StatusCode.FAILED_PRECONDITION, f"{error.code}: {error}")
+        return rollout_pb2.LoadWeightsResponse(version=self._sampler.engine.weights.version, seconds=seconds)
+
+    async def Pause(
+        self, request: rollout_pb2.RolloutServicePauseRequest, context: object
+    ) -> rollout_pb2.RolloutServicePauseResponse:
+        self._worker.pause()
+        return rollout_pb2.RolloutServicePauseResponse()
+
+    async def Resume(
+        self, request: rollout_pb2.RolloutServiceResumeRequest, context: object
+    ) -> rollout_pb2.RolloutServiceResumeResponse:
+        self._worker.resume()
+        return rollout_pb2.RolloutServiceResumeResponse()
+
+    async def GetStatus(
+        self, request: rollout_pb2.RolloutServiceGetStatusRequest, context: object
+    ) -> rollout_pb2.RolloutServiceGetStatusResponse:
+        weights, tally = self._sampler.engine.weights, self._sampler.tally
+        return rollout_pb2.RolloutServiceGetStatusResponse(
+            rollout_id=self._sampler.rollout_id,
+            paused=self._worker.paused,
+            version=weights.version,
+            fingerprint=weights.fingerprint,
+            running_groups=self._sampler.running,
+            groups=tally.groups,
+            samples=tally.samples,
+            tokens=tally.tokens,
+            tokens_per_second=tally.tokens_per_second(),
+            load_error=self._follower.load_error,
+        )
+
+
+async def _abort(context: Any, code: grpc.StatusCode, reason: str) -> NoReturn:
+    await context.abort(code, reason)
+    raise AssertionError("abort returned")

@@ -1,0 +1,230 @@
+"""The train engine on DeepSpeed ZeRO. No other module imports deepspeed."""
+
+import os
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from jaxtyping import Float
+from torch import Tensor
+
+from services.common.config import Config
+from services.common.errors import InvalidData
+from services.trainer import engine_checkpoint
+from services.trainer.deepspeed_config import deepspeed_config
+from services.trainer.engine import PolicyOutput, Reduction, StepResult
+from services.trainer.export import copy_tokenizer, write_model
+from services.trainer.packing import PackedBatch
+from services.trainer.policy import ModelFacts, Policy, load_policy, model_directory
+from services.trainer.schedule import learning_rate
+
+DEEPSPEED_TAG = "deepspeed"
+MIN_COLLECTIVE_SECONDS = 600.0
+_REDUCTIONS = {"sum": dist.ReduceOp.SUM, "min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX}
+
+
+def open_engine(config: Config) -> "DeepSpeedEngine":
+    """Joins the process group (torchrun's variables, else alone), loads the policy and shards it.
+
+    Raises InvalidData for a model that cannot be trained exactly, ConfigError for a DeepSpeed key that Trivet owns.
+    """
+    joined = not dist.is_initialized()
+    device = _join_process_group(config)
+    policy = load_policy(
+        config.model.path,
+        dtype=config.model.dtype,
+        keep_routing=config.rl_stability.consistency.keep_routing,
+        gradient_checkpointing=config.trainer.gradient_checkpointing,
+    )
+    return DeepSpeedEngine(config, policy, device, source=model_directory(config.model.path), leaves_group=joined)
+
+
+class DeepSpeedEngine:
+    def __init__(
+        self, config: Config, policy: Policy, device: torch.device, *, source: Path, leaves_group: bool
+    ) -> None:
+        """`source` is the directory whose tokenizer goes into exports; `leaves_group` makes `close` end the group."""
+        import deepspeed
+
+        self._config = config
+        self._policy = policy
+        self._device = device
+        self._source = source
+        self._leaves_group = leaves_group
+        self._identity = engine_checkpoint.Identity.of(policy, config, dist.get_world_size())
+        self._total_steps = config.trainer.steps * config.trainer.minibatches * config.trainer.epochs
+        self._steps_applied = 0
+        buffers = {name: buffer.clone() for name, buffer in policy.named_buffers()}
+        optimizer = _optimizer(policy, config)
+        self._engine, self._optimizer, _, _ = deepspeed.initialize(
+            model=policy, optimizer=optimizer, config=deepspeed_config(config), dist_init_required=False
+        )
+        _restore_buffers(policy, buffers)
+
+    @property
+    def rank(self) -> int:
+        return dist.get_rank()
+
+    @property
+    def world_size(self) -> int:
+        return dist.get_world_size()
+
+    @property
+    def device(self) -> torch.device:
+        return self._device
+
+    @property
+    def facts(self) -> ModelFacts:
+        return self._policy.facts
+
+    @property
+    def steps_applied(self) -> int:
+        return self._steps_applied
+
+    def logprobs(self, batch: PackedBatch, *, keep_routing: bool = True) -> PolicyOutput:
+        with torch.no_grad():
+            return self.forward(batch, keep_routing=keep_routing)
+
+    def forward(self, batch: PackedBatch, *, keep_routing: bool = True) -> PolicyOutput:
+        logprobs, entropies = self._engine(batch.to(self._device), keep_routing=keep_routing)
+        return PolicyOutput(logprobs, entropies, self._policy.agreement)
+
+    def backward(self, loss: Float[Tensor, ""], *, last: bool) -> None:
+        self._engine.set_gradient_accumulation_boundary(last)
+        try:
+            # DeepSpeed averages gradients over ranks; the losses of all ranks are to sum.
+            self._engine.backward(loss * self.world_size, scale_wrt_gas=False)
+        finally:
+            self._policy.close_routing()
+
+    def step(self) -> StepResult:
+        rate = learning_rate(self._config.trainer.optimizer, self._steps_applied, self._total_steps)
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+        self._engine.step()
+        applied = bool(self._engine.was_step_applied())
+        norm = self._engine.get_global_grad_norm()
+        self._steps_applied += applied
+        return StepResult(applied, float(norm) if norm is not None else float("inf"), rate)
+
+    def save(self, directory: Path) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self._engine.save_checkpoint(str(directory), tag=DEEPSPEED_TAG, save_latest=False)
+        engine_checkpoint.write_random_state(directory, self.rank)
+        if self.rank == 0:
+            engine_checkpoint.write_identity(directory, self._identity, self._steps_applied)
+        self.barrier()
+
+    def load(self, directory: Path) -> None:
+        steps_applied = engine_checkpoint.check_identity(directory, self._identity)
+        loaded, _ = self._engine.load_checkpoint(str(directory), tag=DEEPSPEED_TAG, load_lr_scheduler_states=False)
+        if loaded is None:
+            raise InvalidData("checkpoint_incomplete", f"{directory / DEEPSPEED_TAG} has no DeepSpeed state to load")
+        engine_checkpoint.restore_random_state(directory, self.rank)
+        self._steps_applied = steps_applied
+        self.barrier()
+
+    def export(self, directory: Path) -> None:
+        state = self._gather_state()
+        if self.rank == 0:
+            write_model(self._policy.model, state, directory)
+            copy_tokenizer(self._source, directory)
+        self.barrier()
+
+    def broadcast_bytes(self, data: bytes | None) -> bytes:
+        if (data is None) != (self.rank != 0):
+            raise ValueError(
+                f"rank {self.rank} passed {'nothing' if data is None else 'data'}; only rank 0 passes data"
+            )
+        size = torch.tensor([len(data or b"")], dtype=torch.int64, device=self._device)
+        dist.broadcast(size, src=0)
+        content = torch.empty(int(size), dtype=torch.uint8, device=self._device)
+        if data:
+            content.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+        dist.broadcast(content, src=0)
+        return content.cpu().numpy().tobytes()
+
+    def all_reduce(self, values: Tensor, operation: Reduction) -> Tensor:
+        reduced = values.detach().to(self._device, copy=True)
+        dist.all_reduce(reduced, op=_REDUCTIONS[operation])
+        return reduced.to(values.device)
+
+    def barrier(self) -> None:
+        dist.barrier()
+
+    def close(self) -> None:
+        self._engine.destroy()
+        if self._leaves_group:
+            dist.destroy_process_group()
+
+    def _gather_state(self) -> dict[str, Tensor]:
+        """Whole parameters and persistent buffers on the CPU of rank 0; empty elsewhere. Each rank must call it."""
+        import deepspeed
+
+        model = self._policy.model
+        state: dict[str, Tensor] = {}
+        for name, parameter in model.named_parameters():
+            with deepspeed.zero.GatheredParameters([parameter], enabled=self._config.trainer.zero_stage == 3):
+                if self.rank == 0:
+                    state[name] = parameter.detach().to("cpu", copy=True)
+        if self.rank == 0:
+            persistent = model.state_dict().keys()
+            state.update(
+                {name: buffer.to("cpu", copy=True) for name, buffer in model.named_buffers() if name in persistent}
+            )
+        return state
+
+
+def _join_process_group(config: Config) -> torch.device:
+    wanted = config.trainer.device
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise InvalidData("device_missing", "trainer.device is cuda, but torch sees no CUDA device")
+    cuda = wanted == "cuda" or (wanted == "auto" and torch.cuda.is_available())
+    # DeepSpeed reads these; torchrun sets the rank's own.
+    os.environ["DS_ACCELERATOR"] = "cuda" if cuda else "cpu"
+    os.environ["TORCHDYNAMO_DISABLE"] = "1"
+    alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    if "RANK" not in os.environ:
+        os.environ.update(alone)
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if cuda else torch.device("cpu")
+    import deepspeed
+
+    if cuda:
+        torch.cuda.set_device(device)
+    else:
+        # Otherwise a shared-memory op is compiled at first use, which takes minutes.
+        deepspeed.ops.__compatible_ops__ = {}
+    # The other ranks wait in a broadcast for as long as rank 0 may wait for a batch.
+    patience = timedelta(seconds=max(MIN_COLLECTIVE_SECONDS, 2 * config.trainer.batch_timeout_seconds))
+    if not dist.is_initialized():
+        deepspeed.init_distributed("nccl" if cuda else "gloo", timeout=patience, verbose=False)
+    return device
+
+
+def _optimizer(policy: Policy, config: Config) -> torch.optim.Optimizer:
+    settings = config.trainer.optimizer
+    parameters = [parameter for parameter in policy.parameters() if parameter.requires_grad]
+    groups: list[dict[str, Any]] = [
+        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": settings.weight_decay},
+        {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(
+        [group for group in groups if group["params"]],
+        lr=settings.learning_rate,
+        betas=settings.betas,
+        eps=settings.eps,
+        fused=True,
+    )
+
+
+def _restore_buffers(policy: Policy, buffers: Mapping[str, Tensor]) -> None:
+    """DeepSpeed casts buffers to bf16 with the parameters; rotary frequencies and routing biases need their digits."""
+    for name, original in buffers.items():
+        owner, _, leaf = name.rpartition(".")
+        module = policy.get_submodule(owner)
+        current = module.get_buffer(leaf)
+        if current.dtype != original.dtype:
+            module._buffers[leaf] = original.to(current.device)

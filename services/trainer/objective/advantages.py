@@ -1,0 +1,44 @@
+"""How much better than its group a sequence did."""
+
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from services.trainer.objective.segments import segment_lengths, segment_mean, segment_sum
+
+Normalization = Literal["none", "std"]
+
+
+def group_relative(
+    rewards: Float[Tensor, "S"], group_ids: Int[Tensor, "S"], normalization: Normalization = "none"
+) -> Float[Tensor, "S"]:
+    """Reward minus the mean of its group; `std` divides by the group's sample standard deviation + 1e-6.
+
+    GRPO, arXiv 2402.03300, section 4.1.2; without the division, Dr. GRPO, arXiv 2503.20783. Group ids may be any
+    integers. A group of one has nothing to compare with: its advantage is 0.
+
+    Raises ValueError for unequal shapes, no rewards, rewards that are not finite, and an unknown normalization.
+    """
+    for name, values in (("rewards", rewards), ("group_ids", group_ids)):
+        if values.ndim != 1 or values.shape != rewards.shape:
+            raise ValueError(f"{name} has shape {tuple(values.shape)}, expected [S], the same for both")
+    if rewards.numel() == 0:
+        raise ValueError("rewards is empty, expected at least one")
+    if not rewards.isfinite().all():
+        raise ValueError("rewards holds NaN or infinity, expected finite numbers")
+    groups, ids = torch.unique(group_ids, return_inverse=True)
+    # In float64, or the rounding of a mean of equal rewards, divided by 1e-6, would pass for an advantage.
+    exact = rewards.double()
+    centered = exact - segment_mean(exact, ids, groups.numel())[ids]
+    match normalization:
+        case "none":
+            advantages = centered
+        case "std":
+            freedom = (segment_lengths(ids, groups.numel()) - 1).clamp(min=1)
+            deviation = (segment_sum(centered.square(), ids, groups.numel()) / freedom).sqrt()
+            advantages = centered / (deviation[ids] + 1e-6)
+        case _:
+            raise ValueError(f"normalization is {normalization!r}, expected none or std")
+    return advantages.to(rewards.dtype if rewards.is_floating_point() else torch.get_default_dtype())

@@ -1,0 +1,39 @@
+"""Algorithms by name, and a user's own by import path."""
+
+from collections.abc import Callable
+from importlib import import_module
+
+from services.trainer.objective.algorithms.algorithm import Algorithm
+from services.trainer.objective.algorithms.cispo import cispo
+from services.trainer.objective.algorithms.dapo import dapo
+from services.trainer.objective.algorithms.dr_grpo import dr_grpo
+from services.trainer.objective.algorithms.grpo import grpo
+from services.trainer.objective.algorithms.gspo import gspo
+
+ALGORITHMS: dict[str, Callable[[], Algorithm]] = {
+    "grpo": grpo,
+    "dr_grpo": dr_grpo,
+    "dapo": dapo,
+    "gspo": gspo,
+    "cispo": cispo,
+}
+
+
+def find_algorithm(name: str) -> Algorithm:
+    """The algorithm of that name, or what `module:function`, called without arguments, returns.
+
+    Raises ValueError that lists the known names, or says what is wrong with the import path.
+    """
+    if name in ALGORITHMS:
+        return ALGORITHMS[name]()
+    module, colon, function = name.partition(":")
+    if not (module and colon and function):
+        raise ValueError(f"algorithm is {name!r}, expected one of {', '.join(ALGORITHMS)}, or module:function")
+    try:
+        factory = getattr(import_module(module), function)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"algorithm is {name!r}, expected module:function that can be imported: {error}") from error
+    found = factory() if callable(factory) else factory
+    if not isinstance(found, Algorithm):
+        raise ValueError(f"algorithm is {name!r}, expected a function that returns an Algorithm, not {found!r}")
+    return found

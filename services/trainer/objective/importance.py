@@ -1,0 +1,69 @@
+"""Weights that cancel the mismatch between the engine that samples and the engine that trains."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from services.trainer.objective.segments import segment_sum
+
+ImportanceMode = Literal["none", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"]
+IMPORTANCE_MODES: tuple[ImportanceMode, ...] = (
+    "none",
+    "token_truncate",
+    "token_mask",
+    "sequence_truncate",
+    "sequence_mask",
+)
+
+
+@dataclass(frozen=True)
+class ImportanceCorrection:
+    """What happens to a weight outside [clip_min, cap]: truncate moves it to the bound, mask drops it to zero.
+
+    Raises ValueError for an unknown mode, and for bounds that are negative or out of order.
+    """
+
+    mode: ImportanceMode = "token_truncate"
+    clip_min: float | None = None
+    cap: float = 2.0
+
+    def __post_init__(self) -> None:
+        if self.mode not in IMPORTANCE_MODES:
+            raise ValueError(f"mode is {self.mode!r}, expected one of {', '.join(IMPORTANCE_MODES)}")
+        if not self.cap > 0:
+            raise ValueError(f"cap is {self.cap}, expected more than 0")
+        if self.clip_min is not None and not 0 <= self.clip_min < self.cap:
+            raise ValueError(f"clip_min is {self.clip_min}, expected 0 or more and less than cap ({self.cap})")
+
+
+def importance_ratio(
+    old_logprobs: Float[Tensor, "N"],
+    rollout_logprobs: Float[Tensor, "N"],
+    sequence_ids: Int[Tensor, "N"],
+    sequences: int,
+    mode: ImportanceMode,
+) -> Float[Tensor, "N"]:
+    """exp(old − rollout) of the token or, in the sequence modes, of its sequence's sum; unbounded, without gradient."""
+    log_ratio = (old_logprobs - rollout_logprobs).detach()
+    if mode in ("sequence_truncate", "sequence_mask"):
+        log_ratio = segment_sum(log_ratio, sequence_ids, sequences)[sequence_ids]
+    return log_ratio.exp()
+
+
+def importance_weights(ratio: Float[Tensor, "N"], correction: ImportanceCorrection) -> Float[Tensor, "N"]:
+    """The ratio, held in the correction's bounds; 1 for mode none.
+
+    Truncated importance sampling: E. L. Ionides, 2008; between a sampling and a training engine: F. Yao et al., "Your
+    Efficient RL Framework Secretly Brings You Off-Policy RL Training", 2025.
+    """
+    low, high = correction.clip_min or 0.0, correction.cap
+    match correction.mode:
+        case "none":
+            return torch.ones_like(ratio)
+        case "token_truncate" | "sequence_truncate":
+            return ratio.clamp(low, high)
+        case "token_mask" | "sequence_mask":
+            return ratio.where((ratio >= low) & (ratio <= high), 0.0)

@@ -1,0 +1,66 @@
+"""Numbers about a loss that stay exact when a step is split over micro-batches and ranks."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+AllReduce = Callable[[Float[Tensor, "K"], Literal["sum", "min", "max"]], Float[Tensor, "K"]]
+
+
+@dataclass(frozen=True, eq=False)
+class Metrics:
+    """Detached scalars by name. Two of them add up to the metrics of both micro-batches together."""
+
+    totals: dict[str, Float[Tensor, ""]]  # shares of the step's value: they add up
+    means: dict[str, Float[Tensor, "2"]]  # sum and count: both add up, their quotient is the mean
+    minima: dict[str, Float[Tensor, ""]]
+    maxima: dict[str, Float[Tensor, ""]]
+
+    def __add__(self, other: "Metrics") -> "Metrics":
+        """Raises KeyError unless both have the same names."""
+        return Metrics(
+            totals=_merge(self.totals, other.totals, torch.add),
+            means=_merge(self.means, other.means, torch.add),
+            minima=_merge(self.minima, other.minima, torch.minimum),
+            maxima=_merge(self.maxima, other.maxima, torch.maximum),
+        )
+
+    def reduce(self, all_reduce: AllReduce) -> "Metrics":
+        """The same over all ranks, by three calls of `all_reduce`, which returns the reduced vector."""
+        sums = all_reduce(torch.cat([*(t.reshape(1) for t in self.totals.values()), *self.means.values()]), "sum")
+        totals, means = sums[: len(self.totals)], sums[len(self.totals) :].reshape(-1, 2)
+        minima = all_reduce(torch.stack(list(self.minima.values())), "min")
+        maxima = all_reduce(torch.stack(list(self.maxima.values())), "max")
+        return Metrics(
+            totals=dict(zip(self.totals, totals, strict=True)),
+            means=dict(zip(self.means, means, strict=True)),
+            minima=dict(zip(self.minima, minima, strict=True)),
+            maxima=dict(zip(self.maxima, maxima, strict=True)),
+        )
+
+    def values(self) -> dict[str, float]:
+        """Plain numbers: totals and means under their own names, extremes as `<name>_min` and `<name>_max`."""
+        return {
+            **{name: total.item() for name, total in self.totals.items()},
+            **{name: (mean[0] / mean[1]).item() for name, mean in self.means.items()},
+            **{f"{name}_min": value.item() for name, value in self.minima.items()},
+            **{f"{name}_max": value.item() for name, value in self.maxima.items()},
+        }
+
+
+def mean_of(values: Tensor) -> Float[Tensor, "2"]:
+    """Sum and count of `values`, in float64 so that neither rounds over a long step."""
+    total = values.detach().sum(dtype=torch.float64)
+    return torch.stack([total, torch.full_like(total, values.numel())])
+
+
+def _merge(
+    ours: dict[str, Tensor], theirs: dict[str, Tensor], join: Callable[[Tensor, Tensor], Tensor]
+) -> dict[str, Tensor]:
+    if ours.keys() != theirs.keys():
+        raise KeyError(f"metrics differ in {sorted(ours.keys() ^ theirs.keys())}, expected the same names")
+    return {name: join(value, theirs[name]) for name, value in ours.items()}

@@ -1,0 +1,120 @@
+"""What the loss takes in, and the words of this package.
+
+Glossary:
+    N         completion tokens of one micro-batch, packed; prompt tokens are not among them
+    S         sequences of one micro-batch; a sequence is never split over micro-batches
+    step      all micro-batches of all ranks that share one optimizer update
+    current   the policy that is trained; the only one that carries gradient
+    old       the policy in the ratio's denominator: the sampler's, or the trainer's own before the step
+    rollout   the policy as the sampler evaluated it
+    reference the frozen policy that the KL term holds on to
+
+All log-probabilities are of the sampled tokens, over the same candidate set, at the sampler's temperature.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from services.trainer.objective.segments import segment_lengths
+
+Aggregation = Literal["token_mean", "sequence_mean", "fixed_length"]
+AGGREGATIONS: tuple[Aggregation, ...] = ("token_mean", "sequence_mean", "fixed_length")
+
+
+@dataclass(frozen=True, eq=False)
+class LossInputs:
+    """One micro-batch, and the size of the step that it is a part of.
+
+    Every loss is divided by the totals of the step, never of the micro-batch, so that the losses of a step's
+    micro-batches, however it was split and over however many ranks, add up to the loss of the whole.
+
+    Raises ValueError that names the field when a shape, a dtype, an id, a total or a number is not what it says here.
+    """
+
+    logprobs: Float[Tensor, "N"]
+    old_logprobs: Float[Tensor, "N"]
+    rollout_logprobs: Float[Tensor, "N"]
+    reference_logprobs: Float[Tensor, "N"] | None
+    sequence_ids: Int[Tensor, "N"]  # in 0..S-1, in any order; every sequence has a token
+    advantages: Float[Tensor, "S"]
+    kept: Bool[Tensor, "S"]  # False where the off-policy mask drops the policy term
+    total_tokens: int  # of the step
+    total_sequences: int  # of the step
+    max_length: int  # the most tokens that a sequence can have
+
+    def __post_init__(self) -> None:
+        _check_shapes(self)
+        _check_values(self)
+
+    @property
+    def sequences(self) -> int:
+        return self.advantages.shape[0]
+
+    @cached_property
+    def lengths(self) -> Int[Tensor, "S"]:
+        return segment_lengths(self.sequence_ids, self.sequences)
+
+    @property
+    def token_advantages(self) -> Float[Tensor, "N"]:
+        return self.advantages[self.sequence_ids]
+
+
+def _check_shapes(inputs: LossInputs) -> None:
+    for name in ("sequence_ids", "advantages"):
+        shape = tuple(getattr(inputs, name).shape)
+        if len(shape) != 1 or shape[0] == 0:
+            raise ValueError(f"{name} has shape {shape}, expected one axis with at least one entry")
+    tokens, sequences = inputs.sequence_ids.shape, inputs.advantages.shape
+    # Half precision is refused: its rounding alone moves a ratio by several per cent.
+    floats, ids, flags = (torch.float32, torch.float64), (torch.int64,), (torch.bool,)
+    contract: dict[str, tuple[torch.Size, tuple[torch.dtype, ...]]] = {
+        **dict.fromkeys(_log_probabilities(inputs), (tokens, floats)),
+        "sequence_ids": (tokens, ids),
+        "advantages": (sequences, floats),
+        "kept": (sequences, flags),
+    }
+    for name, (shape, dtypes) in contract.items():
+        value: Tensor = getattr(inputs, name)
+        if value.shape != shape:
+            raise ValueError(f"{name} has shape {tuple(value.shape)}, expected {tuple(shape)}")
+        if value.dtype not in dtypes:
+            raise ValueError(f"{name} has dtype {value.dtype}, expected {' or '.join(map(str, dtypes))}")
+
+
+def _check_values(inputs: LossInputs) -> None:
+    """Waits for the device once for the numbers and once for the lengths, whatever the number of fields."""
+    floats = _log_probabilities(inputs) | {"advantages": inputs.advantages}
+    finite = torch.stack([value.isfinite().all() for value in floats.values()])
+    facts = torch.cat([finite.long(), torch.stack(inputs.sequence_ids.aminmax())]).tolist()
+    lowest, highest = facts[-2:]
+    for name, ok in zip(floats, facts[:-2], strict=True):
+        if not ok:
+            raise ValueError(f"{name} holds NaN or infinity, expected finite numbers")
+    if lowest < 0 or highest >= inputs.sequences:
+        raise ValueError(f"sequence_ids span {lowest}..{highest}, expected 0..{inputs.sequences - 1}")
+    shortest, longest = torch.stack(inputs.lengths.aminmax()).tolist()
+    if shortest == 0:
+        raise ValueError(f"sequence_ids leave a sequence of {inputs.sequences} without a token, expected at least one")
+    for name, total, least in (
+        ("total_tokens", inputs.total_tokens, inputs.sequence_ids.shape[0]),
+        ("total_sequences", inputs.total_sequences, inputs.sequences),
+        ("max_length", inputs.max_length, longest),
+    ):
+        if total < least:
+            raise ValueError(f"{name} is {total}, expected at least the {least} of this micro-batch")
+
+
+def _log_probabilities(inputs: LossInputs) -> dict[str, Tensor]:
+    fields = {
+        "logprobs": inputs.logprobs,
+        "old_logprobs": inputs.old_logprobs,
+        "rollout_logprobs": inputs.rollout_logprobs,
+    }
+    if inputs.reference_logprobs is not None:
+        fields["reference_logprobs"] = inputs.reference_logprobs
+    return fields

@@ -1,0 +1,175 @@
+"""The model as the trainer sees it: packed samples in, log-probabilities of their completion tokens out."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from services.common.errors import InvalidData
+from services.trainer.logprobs import LogitRule, LogProbHead, LogProbQuery
+from services.trainer.model_probe import Probe, probe
+from services.trainer.packing import PackedBatch
+from services.trainer.router_rules import Router, find_routers
+from services.trainer.routing import RoutingAgreement, RoutingReplay
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+CHECKPOINT_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
+# A policy is a function of its tokens: whatever is random in training is off.
+_RANDOM_SUFFIXES = ("dropout", "dropout_prob", "_pdrop", "jitter_noise", "jitter_eps")
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What replay data must fit. `packs` is False where sequences in one row would see each other."""
+
+    model_type: str
+    vocabulary: int
+    moe_layers: int
+    experts: int
+    experts_per_token: int
+    packs: bool
+
+
+class Policy(nn.Module):
+    """Computes over the base model's hidden states; full logits never exist.
+
+    With gradients on, the routing record stays open after `forward`, because gradient checkpointing routes again: call
+    `close_routing` once backward has ended. `agreement` is that of the last forward, None where nothing was compared.
+    """
+
+    def __init__(self, model: Any, *, keep_routing: bool = True) -> None:
+        """Raises InvalidData for a family whose routing (with `keep_routing`) or logits cannot be computed exactly."""
+        super().__init__()
+        routers = _routers(model, keep_routing)
+        rule = logit_rule(model.config)
+        seen = probe(model, routers, rule)
+        self.model = model
+        output = model.get_output_embeddings()
+        self.head = LogProbHead(output.weight, getattr(output, "bias", None))
+        self._rule = rule
+        self.facts = _facts(model, output, seen)
+        self.agreement: RoutingAgreement | None = None
+        self.routing = (
+            RoutingReplay(routers, experts=seen.experts, experts_per_token=seen.experts_per_token) if routers else None
+        )
+
+    def forward(
+        self, batch: PackedBatch, *, keep_routing: bool = True
+    ) -> tuple[Float[Tensor, "tokens"], Float[Tensor, "tokens"]]:
+        """Log-probs of the completion tokens at the sampler's temperature and candidates, and entropies, in nats.
+
+        Entropies are detached. `keep_routing` replays the recorded experts; else they are only compared. Raises
+        InvalidData for data that is not this model's.
+        """
+        self.agreement = None
+        if keep_routing and self.routing is not None and batch.routing is None:
+            raise InvalidData(
+                "routing_missing", f"samples {list(batch.sample_ids)} have no routing, expected it for an MoE"
+            )
+        if batch.routing is not None and self.routing is None and keep_routing:
+            raise InvalidData(
+                "routing_shape",
+                f"samples {list(batch.sample_ids)} have routing, expected none for {self.facts.model_type}",
+            )
+        if len(batch.sample_ids) > 1 and not self.facts.packs:
+            raise InvalidData(
+                "packing_inexact", f"{self.facts.model_type} mixes packed samples, expected one sample a batch"
+            )
+        recorded = batch.routing is not None and self.routing is not None
+        if recorded:
+            self.routing.open(batch.routing, override=keep_routing)  # type: ignore[union-attr, arg-type]
+        finished = False
+        try:
+            hidden = self._hidden(batch)
+            if recorded:
+                self.agreement = self.routing.agreement()  # type: ignore[union-attr]
+            finished = True
+        finally:
+            if not (finished and torch.is_grad_enabled()):
+                self.close_routing()
+        query = LogProbQuery(batch.targets, batch.temperatures, batch.candidates, self._rule)
+        result: tuple[Tensor, Tensor] = self.head(hidden, query)
+        return result
+
+    def close_routing(self) -> None:
+        if self.routing is not None:
+            self.routing.close()
+
+    def _hidden(self, batch: PackedBatch) -> Float[Tensor, "tokens hidden"]:
+        output = self.model.base_model(
+            input_ids=batch.input_ids, position_ids=batch.position_ids, attention_mask=None, use_cache=False
+        )
+        hidden: Tensor = output.last_hidden_state[0, batch.predicting]
+        return hidden
+
+
+def load_policy(
+    path: str,
+    *,
+    dtype: Literal["float32", "bfloat16"],
+    keep_routing: bool = True,
+    gradient_checkpointing: bool = False,
+) -> Policy:
+    """From a Hugging Face directory or hub id; on the CPU, in train mode. Raises InvalidData as Policy does."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    directory = model_directory(path)
+    config = _without_randomness(AutoConfig.from_pretrained(directory))
+    model = AutoModelForCausalLM.from_pretrained(directory, config=config, dtype=DTYPES[dtype])
+    if gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    policy = Policy(model, keep_routing=keep_routing)
+    return policy.train()
+
+
+def model_directory(path: str) -> Path:
+    """`path` itself where it is a directory, else the hub snapshot of that id."""
+    if Path(path).is_dir():
+        return Path(path)
+    from huggingface_hub import snapshot_download
+
+    return Path(snapshot_download(path, allow_patterns=CHECKPOINT_FILES))
+
+
+def logit_rule(config: Any) -> LogitRule:
+    """From the configuration's keys; the probe then holds it to the model's own logits."""
+    text = config.get_text_config()
+    multiplier = 1.0
+    if getattr(text, "logits_scaling", None):
+        multiplier /= float(text.logits_scaling)
+    for name in ("logit_scale", "lm_head_multiplier"):
+        if getattr(text, name, None):
+            multiplier *= float(getattr(text, name))
+    softcap = getattr(text, "final_logit_softcapping", None)
+    return LogitRule(multiplier, float(softcap) if softcap else None)
+
+
+def _routers(model: nn.Module, keep_routing: bool) -> list[Router]:
+    try:
+        return find_routers(model)
+    except InvalidData:
+        if keep_routing:
+            raise
+        return []
+
+
+def _facts(model: Any, output: Any, seen: Probe) -> ModelFacts:
+    return ModelFacts(
+        model.config.model_type,
+        output.weight.shape[0],
+        seen.moe_layers,
+        seen.experts,
+        seen.experts_per_token,
+        seen.packs,
+    )
+
+
+def _without_randomness(config: Any) -> Any:
+    for part in {id(config): config, id(config.get_text_config()): config.get_text_config()}.values():
+        for name, value in vars(part).items():
+            if name.endswith(_RANDOM_SUFFIXES) and isinstance(value, float) and value > 0:
+                setattr(part, name, 0.0)
+    return config

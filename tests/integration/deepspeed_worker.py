@@ -1,0 +1,209 @@
+"""One rank of test_deepspeed_engine: `deepspeed_worker.py DIRECTORY`, under torchrun or alone.
+
+Goes through ZeRO stages and precisions in one process; rank 0 writes what it saw to DIRECTORY/results-<world size>.json
+and the parameters to safetensors beside it.
+"""
+
+import json
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "trainer"))
+from model_families import make_samples
+
+from services.common.config import Config, parse_config
+from services.common.errors import InvalidData
+from services.trainer.deepspeed_engine import DeepSpeedEngine, open_engine
+from services.trainer.engine import StepResult
+from services.trainer.packing import pack, plan_microbatches
+from services.trainer.samples import TrainSample
+
+LENGTHS = [(4, 5), (1, 3), (6, 2), (2, 7), (3, 3)]
+TOKEN_BUDGET = 12
+ROUTING = (2, 8, 2)
+LEARNING_RATE, WARMUP, MAX_GRAD_NORM, WEIGHT_DECAY = 1e-2, 2, 0.5, 0.1
+
+
+def samples() -> list[TrainSample]:
+    return make_samples(LENGTHS, routing=ROUTING, candidates=12)
+
+
+def configuration(model: Path, stage: int, dtype: str, *, checkpointing: bool = False) -> Config:
+    # Without it ZeRO-3 keeps parameters this small whole.
+    extra = {"zero_optimization": {"stage3_param_persistence_threshold": 0}} if stage == 3 else {}
+    return parse_config(
+        {
+            "run": {"name": "engine-test"},
+            "model": {"path": str(model), "dtype": dtype, "max_length": 16},
+            "data": {"train": {"kind": "jsonl", "path": "none.jsonl"}, "max_prompt_tokens": 8},
+            "sampling": {"max_tokens": 8, "top_k": 12},
+            "reward": {"scorers": [{"name": "exact_match"}]},
+            "trainer": {
+                "device": "cpu",
+                "steps": 10,
+                "zero_stage": stage,
+                "tokens_per_microbatch": 16,
+                "gradient_checkpointing": checkpointing,
+                "optimizer": {
+                    "learning_rate": LEARNING_RATE,
+                    "warmup_steps": WARMUP,
+                    "max_grad_norm": MAX_GRAD_NORM,
+                    "weight_decay": WEIGHT_DECAY,
+                },
+                "deepspeed": extra,
+            },
+        }
+    )
+
+
+def train_step(engine: DeepSpeedEngine, *, poison: bool = False) -> StepResult:
+    """A policy gradient over all samples; `poison` makes one loss of the last rank NaN."""
+    everything = samples()
+    plan = plan_microbatches([s.forward_length for s in everything], TOKEN_BUDGET, engine.world_size)[engine.rank]
+    tokens = sum(len(sample.token_ids) for sample in everything)
+    for position, micro in enumerate(plan):
+        batch = pack([everything[index] for index in micro.indices])
+        output = engine.forward(batch)
+        loss = -(output.logprobs * batch.advantages[batch.sequence_ids]).sum() / tokens * float(micro.counts)
+        if poison and engine.rank == engine.world_size - 1 and position == 0:
+            loss = loss * float("nan")
+        engine.backward(loss, last=position == len(plan) - 1)
+    return engine.step()
+
+
+def parameters(engine: DeepSpeedEngine) -> dict[str, Tensor]:
+    return engine._gather_state()
+
+
+def equal(left: dict[str, Tensor], right: dict[str, Tensor]) -> bool:
+    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
+
+
+def draws() -> list[float]:
+    return [float(torch.rand(())), float(np.random.random()), random.random()]
+
+
+def go_through(directory: Path, stage: int, dtype: str) -> dict[str, Any]:
+    model = directory / "model"
+    config = configuration(model, stage, dtype, checkpointing=stage != 1)
+    engine = open_engine(config)
+    name = f"{engine.world_size}-{stage}-{dtype}"
+    start = parameters(engine)
+    before = engine.logprobs(pack(samples()[:2]))
+    steps = [train_step(engine) for _ in range(2)]
+    trained = parameters(engine)
+    skipped = train_step(engine, poison=True)
+    unchanged = equal(trained, parameters(engine))
+    checkpoint = directory / f"checkpoint-{name}"
+    engine.save(checkpoint)
+    drawn = draws()
+    straight = [train_step(engine)]
+    straight_parameters = parameters(engine)
+    engine.export(directory / f"export-{name}")
+    after = engine.logprobs(pack(samples()[:2]))
+    dtypes = {str(value.dtype) for key, value in engine._policy.named_buffers() if "inv_freq" in key}
+    sharded = any(parameter.numel() == 0 for parameter in engine._policy.parameters())
+    engine.close()
+
+    resumed = open_engine(config)
+    draws()
+    resumed.load(checkpoint)
+    same_draws = draws() == drawn
+    again = [train_step(resumed)]
+    resumed_parameters = parameters(resumed)
+    resumed.close()
+    if torch.distributed.get_rank() == 0:
+        save_file(trained, directory / f"trained-{name}.safetensors")
+    return {
+        "applied": [step.applied for step in steps],
+        "grad_norms": [step.grad_norm for step in steps],
+        "learning_rates": [step.learning_rate for step in [*steps, skipped, *straight]],
+        "agreement": [before.agreement.rows, *before.agreement.agreeing] if before.agreement else None,
+        "moved": not start or not equal(start, trained),
+        "skip_applied": skipped.applied,
+        "skip_norm_finite": bool(np.isfinite(skipped.grad_norm)),
+        "skip_unchanged": unchanged,
+        "resume_equal": equal(straight_parameters, resumed_parameters) and straight == again,
+        "random_state_restored": same_draws,
+        "exported_logprobs": after.logprobs.tolist(),
+        "rotary_dtypes": sorted(dtypes),
+        "sharded": sharded,
+    }
+
+
+def refusals(directory: Path, first: DeepSpeedEngine) -> dict[str, str]:
+    """What loading into another engine says, by what is different."""
+    made_alone = directory / "checkpoint-1-1-float32"
+    if first.world_size > 1:
+        return {"world_size": refusal(first, made_alone)}
+    said = {"missing": refusal(first, directory / "missing")}
+    for different, config in {
+        "zero_stage": configuration(directory / "model", 2, "float32"),
+        "dtype": configuration(directory / "model", 1, "bfloat16"),
+        "parameters": configuration(directory / "other", 1, "float32"),
+    }.items():
+        engine = open_engine(config)
+        said[different] = refusal(engine, made_alone)
+        engine.close()
+    return said
+
+
+def refusal(engine: DeepSpeedEngine, checkpoint: Path) -> str:
+    try:
+        engine.load(checkpoint)
+    except InvalidData as refused:
+        return f"{refused.code}: {refused}"
+    return "loaded"
+
+
+def collectives(engine: DeepSpeedEngine) -> dict[str, Any]:
+    rank = engine.rank
+    data = bytes(range(256)) * 3
+    received = engine.broadcast_bytes(data if rank == 0 else None) == data
+    empty = engine.broadcast_bytes(b"" if rank == 0 else None) == b""
+    values = torch.tensor([1.5, rank], dtype=torch.float64)
+    sums = {operation: engine.all_reduce(values, operation).tolist() for operation in ("sum", "min", "max")}
+    kept = values.tolist() == [1.5, rank]
+    try:
+        engine.broadcast_bytes(None if rank == 0 else b"x")
+        one_sided = "accepted"
+    except ValueError as refused:
+        one_sided = str(refused)
+    return {"broadcast": received and empty, "reduced": sums, "input_kept": kept, "one_sided": one_sided}
+
+
+CASES = {
+    1: [(1, "float32"), (3, "float32"), (1, "bfloat16")],
+    2: [(1, "float32"), (2, "float32"), (3, "float32"), (3, "bfloat16")],
+}
+
+
+def main() -> None:
+    directory = Path(sys.argv[1])
+    torch.set_num_threads(1)
+    # Holds the process group open over all engines.
+    first = open_engine(configuration(directory / "model", 1, "float32"))
+    cases = {f"{stage}-{dtype}": go_through(directory, stage, dtype) for stage, dtype in CASES[first.world_size]}
+    good = [float(case["resume_equal"] and case["skip_unchanged"]) for case in cases.values()]
+    results = {
+        "cases": cases,
+        "refusals": refusals(directory, first),
+        "collectives": collectives(first),
+        "good_on_every_rank": first.all_reduce(torch.tensor(good), "min").tolist(),
+    }
+    if first.rank == 0:
+        path = directory / f"results-{first.world_size}.json"
+        path.write_text(json.dumps(results, indent=1), encoding="utf-8")
+    first.barrier()
+    first.close()
+
+
+if __name__ == "__main__":
+    main()

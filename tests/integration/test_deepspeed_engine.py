@@ -1,0 +1,177 @@
+"""Real DeepSpeed on CPU, alone and on two ranks, against plain PyTorch."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "trainer"))
+import deepspeed_worker as worker
+from model_families import make_model
+
+from services.trainer.packing import pack
+from services.trainer.policy import load_policy
+
+ROOT = Path(__file__).parents[2]
+CASES = [(world_size, *case) for world_size, cases in worker.CASES.items() for case in cases]
+FLOAT32 = [case for case in CASES if case[2] == "float32"]
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("engine")
+    make_model("qwen3_moe").save_pretrained(directory / "model")
+    make_model("qwen3_moe", num_experts=4).save_pretrained(directory / "other")
+    (directory / "model" / "tokenizer_config.json").write_text('{"chat_template": "x"}', encoding="utf-8")
+    return directory
+
+
+@pytest.fixture(scope="module")
+def results(directory: Path) -> dict[int, dict[str, Any]]:
+    script = str(ROOT / "tests" / "integration" / "deepspeed_worker.py")
+    environment = {
+        **{key: value for key, value in os.environ.items() if key not in {"RANK", "WORLD_SIZE", "LOCAL_RANK"}},
+        "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'proto'}",
+        "OMP_NUM_THREADS": "1",
+    }
+    two = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    found = {}
+    for world_size, launcher in {1: [], 2: two}.items():
+        command = [sys.executable, *launcher, script, str(directory)]
+        ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
+        assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-6000:]
+        found[world_size] = json.loads((directory / f"results-{world_size}.json").read_text(encoding="utf-8"))
+    return found
+
+
+def result_of(results: dict[int, dict[str, Any]], case: tuple[int, int, str]) -> dict[str, Any]:
+    world_size, stage, dtype = case
+    found: dict[str, Any] = results[world_size]["cases"][f"{stage}-{dtype}"]
+    return found
+
+
+@pytest.fixture(scope="module")
+def plain(directory: Path) -> tuple[dict[str, Tensor], list[float]]:
+    """The worker's two steps in one batch of plain PyTorch: parameters and gradient norms."""
+    policy = load_policy(str(directory / "model"), dtype="float32")
+    parameters = dict(policy.model.named_parameters())
+    optimizer = torch.optim.AdamW(
+        [
+            {"params": [p for p in parameters.values() if p.ndim > 1], "weight_decay": worker.WEIGHT_DECAY},
+            {"params": [p for p in parameters.values() if p.ndim <= 1], "weight_decay": 0.0},
+        ],
+        betas=(0.9, 0.95),
+        eps=1e-8,
+    )
+    norms = []
+    batch = pack(worker.samples())
+    for step in range(2):
+        for group in optimizer.param_groups:
+            group["lr"] = worker.LEARNING_RATE * (step + 1) / worker.WARMUP
+        logprobs, _ = policy(batch)
+        loss = -(logprobs * batch.advantages[batch.sequence_ids]).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        policy.close_routing()
+        norms.append(float(torch.nn.utils.clip_grad_norm_(parameters.values(), worker.MAX_GRAD_NORM)))
+        optimizer.step()
+    return {name: parameter.detach() for name, parameter in parameters.items()}, norms
+
+
+@pytest.mark.parametrize("case", FLOAT32, ids=str)
+def test_two_steps_are_those_of_plain_pytorch(
+    directory: Path,
+    results: dict[int, dict[str, Any]],
+    plain: tuple[dict[str, Tensor], list[float]],
+    case: tuple[int, int, str],
+) -> None:
+    expected, norms = plain
+    result = result_of(results, case)
+    assert result["applied"] == [True, True]
+    assert result["moved"]
+    assert result["grad_norms"] == pytest.approx(norms, rel=1e-4)
+    trained = load_file(directory / f"trained-{'-'.join(map(str, case))}.safetensors")
+    assert trained.keys() == expected.keys()
+    for name, parameter in expected.items():
+        # Adam divides by the gradient's own size, so where that is rounding noise the step's sign is too.
+        gap = (trained[name] - parameter).abs()
+        assert float(gap.quantile(0.99)) < 1e-5, name
+        assert float(gap.mean()) < 1e-5, name
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_non_finite_gradient_on_one_rank_skips_the_step_on_all(
+    results: dict[int, dict[str, Any]], case: tuple[int, int, str]
+) -> None:
+    result = result_of(results, case)
+    assert not result["skip_applied"]
+    assert not result["skip_norm_finite"]
+    assert result["skip_unchanged"]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_resume_is_bit_exact(results: dict[int, dict[str, Any]], case: tuple[int, int, str]) -> None:
+    result = result_of(results, case)
+    assert result["resume_equal"]
+    assert result["random_state_restored"]
+    assert results[case[0]]["good_on_every_rank"] == [1.0] * len(worker.CASES[case[0]])
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_an_export_loads_in_transformers_with_equal_log_probs(
+    directory: Path, results: dict[int, dict[str, Any]], case: tuple[int, int, str]
+) -> None:
+    world_size, stage, dtype = case
+    exported = directory / f"export-{world_size}-{stage}-{dtype}"
+    policy = load_policy(str(exported), dtype=dtype)  # type: ignore[arg-type]
+    with torch.no_grad():
+        logprobs, _ = policy(pack(worker.samples()[:2]))
+    expected = torch.tensor(result_of(results, case)["exported_logprobs"])
+    torch.testing.assert_close(logprobs, expected, rtol=0, atol=1e-5)
+    assert (exported / "tokenizer_config.json").read_bytes() == (
+        directory / "model" / "tokenizer_config.json"
+    ).read_bytes()
+    stored = load_file(exported / "model.safetensors")
+    assert {str(tensor.dtype) for tensor in stored.values()} == {f"torch.{dtype}"}
+    assert "model.layers.0.mlp.experts.0.gate_proj.weight" in stored
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_engine_reports_what_it_does(results: dict[int, dict[str, Any]], case: tuple[int, int, str]) -> None:
+    result = result_of(results, case)
+    half, full = worker.LEARNING_RATE / 2, worker.LEARNING_RATE
+    assert result["learning_rates"] == pytest.approx([half, full, full, full])
+    rows, *agreeing = result["agreement"]
+    assert rows == sum(sample.forward_length for sample in worker.samples()[:2])
+    assert all(0 <= count < rows for count in agreeing)
+    assert result["rotary_dtypes"] == ["torch.float32"]
+    assert result["sharded"] == (case[1] == 3)
+
+
+def test_checkpoints_of_something_else_are_refused_by_name(results: dict[int, dict[str, Any]]) -> None:
+    said = {**results[1]["refusals"], **results[2]["refusals"]}
+    assert said.pop("missing").startswith("checkpoint_incomplete: ")
+    assert said.keys() == {"zero_stage", "dtype", "parameters", "world_size"}
+    for different, sentence in said.items():
+        assert sentence.startswith("checkpoint_mismatch: ")
+        assert f"{different} is " in sentence
+        assert ", expected " in sentence
+
+
+def test_collectives(results: dict[int, dict[str, Any]]) -> None:
+    for world_size, reduced in {
+        1: {"sum": [1.5, 0.0], "min": [1.5, 0.0], "max": [1.5, 0.0]},
+        2: {"sum": [3.0, 1.0], "min": [1.5, 0.0], "max": [1.5, 1.0]},
+    }.items():
+        found = results[world_size]["collectives"]
+        assert found["broadcast"]
+        assert found["input_kept"]
+        assert found["reduced"] == reduced
+        assert "only rank 0 passes data" in found["one_sided"]

@@ -1,0 +1,368 @@
+"""The real vLLM against the Hugging Face model: one engine, started once."""
+
+import asyncio
+import functools
+import shutil
+
+import numpy as np
+import pytest
+import pytest_asyncio
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3MoeConfig, Qwen3MoeForCausalLM, set_seed
+from trivet.v1 import sample_pb2
+
+from services.common.config import parse_config
+from services.common.weights import describe_weights
+from services.rollout.engine import EngineFailed, LoadFailed
+from services.rollout.environment import set_defaults
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
+
+VOCABULARY, LAYERS, EXPERTS, TOP = 264, 2, 8, 2
+PROMPT = [3, 40, 41, 42, 43, 44, 45, 46, 4]
+PLAIN = sample_pb2.SamplingParameters(temperature=1.0, top_p=1.0, max_tokens=24)
+TOP_K = sample_pb2.SamplingParameters(temperature=0.7, top_k=20, top_p=1.0, max_tokens=24)
+TOP_KP = sample_pb2.SamplingParameters(temperature=0.9, top_k=20, top_p=0.8, max_tokens=24)
+TOP_P = sample_pb2.SamplingParameters(temperature=1.0, top_p=0.7, max_tokens=24)
+LONG = sample_pb2.SamplingParameters(temperature=1.0, top_k=20, top_p=0.95, max_tokens=1900)
+
+
+def make_tokenizer():
+    special = [f"<|{name}|>" for name in ("pad", "end", "system", "user", "assistant", "a", "b", "c")]
+    vocabulary = {token: i for i, token in enumerate([*special, *sorted(pre_tokenizers.ByteLevel.alphabet())])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(special)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|end|>", pad_token="<|pad|>")
+
+
+def make_model(path, seed):
+    tokenizer = make_tokenizer()
+    assert len(tokenizer) == VOCABULARY
+    set_seed(seed)
+    model = Qwen3MoeForCausalLM(
+        Qwen3MoeConfig(
+            vocab_size=VOCABULARY,
+            hidden_size=64,
+            num_hidden_layers=LAYERS,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=32,
+            num_experts=EXPERTS,
+            num_experts_per_tok=TOP,
+            moe_intermediate_size=64,
+            intermediate_size=64,
+            norm_topk_prob=True,
+            tie_word_embeddings=True,
+            max_position_embeddings=2048,
+            initializer_range=0.2,
+            eos_token_id=1,
+            pad_token_id=0,
+        )
+    )
+    model.generation_config = GenerationConfig(eos_token_id=1, pad_token_id=0)
+    model.save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    return path
+
+
+@functools.cache
+def reference(path):
+    return Qwen3MoeForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+
+
+def forward(path, token_ids):
+    """Logits [T, V] and the router's own choice [T, layers, TOP]."""
+    model, chosen = reference(path), []
+    hooks = [
+        layer.mlp.gate.register_forward_hook(lambda _m, _i, output: chosen.append(output[2]))
+        for layer in model.model.layers
+    ]
+    with torch.no_grad():
+        logits = model(torch.tensor([token_ids]), use_cache=False).logits[0]
+    for hook in hooks:
+        hook.remove()
+    return logits, torch.stack(chosen, dim=1).numpy()
+
+
+def expected_logprobs(logits, sample, sampling):
+    """log-softmax over the recorded candidates, at the sampler's temperature."""
+    start = len(PROMPT) - 1
+    expected, offset = [], 0
+    for position, token in enumerate(sample.token_ids):
+        row = logits[start + position] / sampling.temperature
+        if sample.replay.candidates is not None:
+            count = sample.replay.candidates.counts[position]
+            ids = sample.replay.candidates.token_ids[offset : offset + count]
+            offset += count
+            assert token in ids
+            expected.append((row[token] - row[torch.tensor(ids, dtype=torch.long)].logsumexp(0)).item())
+        else:
+            expected.append(row.log_softmax(0)[token].item())
+    return np.asarray(expected)
+
+
+def nucleus(row, sampling):
+    """The candidate set computed anew: top-k with its ties, then the smallest set that holds top_p."""
+    allowed = row.clone()
+    if sampling.top_k:
+        allowed[row < row.topk(sampling.top_k).values[-1]] = -torch.inf
+    ordered, index = allowed.sort()
+    if sampling.top_p < 1:
+        outside = ordered.softmax(0).cumsum(0) <= 1 - sampling.top_p
+        outside[-1] = False
+        ordered[outside] = -torch.inf
+    return set(index[ordered > -torch.inf].tolist())
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory):
+    root = tmp_path_factory.mktemp("models")
+    return {seed: make_model(root / f"model-{seed}", seed) for seed in (1, 2, 3)}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def engine(paths):
+    set_defaults()
+    from services.rollout.vllm_engine import VllmEngine
+
+    config = parse_config(
+        {
+            "run": {"name": "test"},
+            "model": {"path": str(paths[1]), "dtype": "float32", "max_length": 2048},
+            "data": {"train": {"kind": "jsonl", "path": "unused.jsonl"}},
+            "sampling": {"top_k": 20},
+            "reward": {"scorers": [{"name": "exact_match"}]},
+            "trainer": {"device": "cpu"},
+        }
+    )
+    engine = VllmEngine(config, seed=7)
+    await engine.launch()
+    yield engine
+    await engine.close()
+
+
+@pytest_asyncio.fixture(autouse=True, loop_scope="module")
+async def base_weights(engine, paths):
+    """Every test starts from version 0."""
+    await engine.load_weights(describe_weights(paths[1], 0))
+
+
+def ids(count, name="s"):
+    return [f"{name}/{i}" for i in range(count)]
+
+
+def is_version(sample, version):
+    return [(span.version, span.start, span.end) for span in sample.spans] == [(version, 0, len(sample.token_ids))]
+
+
+@pytest.mark.parametrize("sampling", [PLAIN, TOP_K, TOP_KP, TOP_P], ids=["plain", "top_k", "top_k_p", "top_p"])
+async def test_samples_agree_with_the_hugging_face_model(engine, paths, sampling):
+    # Two groups at once, so that rows of different requests lie mixed in a batch.
+    groups = await asyncio.gather(
+        engine.generate(PROMPT, sampling, ids(8, "a"), record=True),
+        engine.generate(PROMPT, sampling, ids(8, "b"), record=True),
+    )
+    samples = [sample for group in groups for sample in group]
+    assert len(samples) == 16
+    assert len({tuple(sample.token_ids) for sample in samples}) > 8
+    for sample in samples:
+        logits, routing = forward(paths[1], [*PROMPT, *sample.token_ids.tolist()])
+        np.testing.assert_array_equal(
+            np.sort(sample.replay.routing, axis=2), np.sort(routing[: len(PROMPT) + len(sample.token_ids) - 1], axis=2)
+        )
+        assert sample.replay.routing.dtype == np.uint8
+        np.testing.assert_allclose(sample.logprobs, expected_logprobs(logits, sample, sampling), atol=1e-5, rtol=0)
+        assert (sample.replay.candidates is None) == (sampling is PLAIN)
+        assert is_version(sample, 0)
+        assert sample.finish_reason == ("stop" if sample.token_ids[-1] == 1 else "length")
+
+
+async def test_candidate_sets_are_those_of_the_sampler(engine, paths):
+    sample = (await engine.generate(PROMPT, TOP_KP, ids(1), record=True))[0]
+    logits, _ = forward(paths[1], [*PROMPT, *sample.token_ids.tolist()])
+    sets = np.split(sample.replay.candidates.token_ids, np.cumsum(sample.replay.candidates.counts)[:-1])
+    assert len(sets) == len(sample.token_ids)
+    for position, found in enumerate(sets):
+        assert set(found.tolist()) == nucleus(logits[len(PROMPT) - 1 + position] / TOP_KP.temperature, TOP_KP)
+
+
+async def test_ties_at_the_cutoff_are_recorded(engine, paths, tmp_path):
+    """With all embeddings alike every logit is equal: top_k 2 keeps the whole vocabulary."""
+    tied = shutil.copytree(paths[1], tmp_path / "tied")
+    tensors = load_file(tied / "model.safetensors")
+    tensors["model.embed_tokens.weight"][:] = tensors["model.embed_tokens.weight"][5]
+    save_file(tensors, tied / "model.safetensors", metadata={"format": "pt"})
+    await engine.load_weights(describe_weights(tied, 9))
+    sampling = sample_pb2.SamplingParameters(temperature=1.0, top_k=2, top_p=1.0, max_tokens=3)
+    sample = (await engine.generate(PROMPT, sampling, ids(1), record=True))[0]
+    assert set(sample.replay.candidates.counts.tolist()) == {VOCABULARY}
+    np.testing.assert_allclose(sample.logprobs, -np.log(VOCABULARY), atol=1e-5)
+
+
+async def test_evaluation_carries_no_replay_and_greedy_is_greedy(engine, paths):
+    greedy = sample_pb2.SamplingParameters(temperature=0.0, top_p=1.0, max_tokens=12)
+    first, second = await engine.generate(PROMPT, greedy, ids(2), record=False)
+    assert first.replay is None
+    assert first.token_ids.tolist() == second.token_ids.tolist()
+    logits, _ = forward(paths[1], [*PROMPT, *first.token_ids.tolist()])
+    best = logits[len(PROMPT) - 1 : -1].argmax(dim=1).tolist()
+    assert first.token_ids.tolist() == best
+
+
+async def test_greedy_and_recorded_requests_share_a_batch(engine, paths):
+    greedy = sample_pb2.SamplingParameters(temperature=0.0, top_p=1.0, max_tokens=24)
+    recorded, _ = await asyncio.gather(
+        engine.generate(PROMPT, TOP_K, ids(4, "r"), record=True),
+        engine.generate(PROMPT[:5], greedy, ids(4, "g"), record=False),
+    )
+    for sample in recorded:
+        logits, _ = forward(paths[1], [*PROMPT, *sample.token_ids.tolist()])
+        np.testing.assert_allclose(sample.logprobs, expected_logprobs(logits, sample, TOP_K), atol=1e-5, rtol=0)
+
+
+async def test_a_seed_gives_the_same_samples_again(engine):
+    seeded = sample_pb2.SamplingParameters(temperature=1.0, top_p=1.0, max_tokens=8, seed=11)
+    runs = [await engine.generate(PROMPT, seeded, ids(3), record=True) for _ in range(2)]
+    tokens = [[sample.token_ids.tolist() for sample in run] for run in runs]
+    assert tokens[0] == tokens[1]
+    assert tokens[0][0] != tokens[0][1]
+
+
+async def test_nothing_is_left_in_the_worker(engine):
+    await engine.generate(PROMPT, TOP_K, ids(4), record=True)
+    task = asyncio.create_task(engine.generate(PROMPT, LONG, ids(2, "gone"), record=True))
+    await asyncio.sleep(0.3)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await engine.generate(PROMPT, TOP_K, ids(1), record=True)
+    assert await engine._llm.collective_rpc("trivet_held") == [0]
+
+
+async def test_new_weights_are_sampled_and_replayed(engine, paths):
+    await engine.load_weights(describe_weights(paths[2], 1))
+    assert engine.weights.version == 1
+    for sample in await engine.generate(PROMPT, TOP_KP, ids(4), record=True):
+        assert is_version(sample, 1)
+        tokens = [*PROMPT, *sample.token_ids.tolist()]
+        logits, routing = forward(paths[2], tokens)
+        np.testing.assert_allclose(sample.logprobs, expected_logprobs(logits, sample, TOP_KP), atol=1e-5, rtol=0)
+        np.testing.assert_array_equal(np.sort(sample.replay.routing, axis=2), np.sort(routing[:-1], axis=2))
+        old, _ = forward(paths[1], tokens)
+        assert np.abs(sample.logprobs - expected_logprobs(old, sample, TOP_KP)).max() > 1e-2
+
+
+async def test_an_update_in_flight_gives_two_spans_with_the_routing_of_each_draw(engine, paths):
+    task = asyncio.create_task(engine.generate(PROMPT, LONG, ids(4), record=True))
+    await asyncio.sleep(0.5)
+    await engine.load_weights(describe_weights(paths[2], 1))
+    samples = await task
+    mixed = [sample for sample in samples if len(sample.spans) == 2]
+    assert mixed, "every sample ended before the update"
+    for sample in mixed:
+        first, second = sample.spans
+        assert (first.version, first.start, second.version, second.end) == (0, 0, 1, len(sample.token_ids))
+        assert first.end == second.start
+        tokens = [*PROMPT, *sample.token_ids.tolist()]
+        expected = [expected_logprobs(forward(paths[seed], tokens)[0], sample, LONG) for seed in (1, 2)]
+        np.testing.assert_allclose(sample.logprobs[: first.end], expected[0][: first.end], atol=1e-5, rtol=0)
+        np.testing.assert_allclose(sample.logprobs[first.end :], expected[1][first.end :], atol=1e-5, rtol=0)
+        routing = [np.sort(forward(paths[seed], tokens)[1], axis=2) for seed in (1, 2)]
+        # The row of position P − 1 + i is of the pass that drew token i.
+        edge = len(PROMPT) - 1 + first.end
+        found = np.sort(sample.replay.routing, axis=2)
+        np.testing.assert_array_equal(found[:edge], routing[0][:edge])
+        np.testing.assert_array_equal(found[edge:], routing[1][edge:-1])
+        assert (routing[0] != routing[1]).any()
+
+
+def truncated(path):
+    file = path / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+def other_shape(path):
+    tensors = load_file(path / "model.safetensors")
+    tensors["model.norm.weight"] = torch.ones(32)
+    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+
+
+def unknown_tensor(path):
+    tensors = load_file(path / "model.safetensors")
+    tensors["model.layers.0.mlp.shared_expert.weight"] = torch.ones(4)
+    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+
+
+def flipped(path):
+    file = path / "model.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(bytes(data))
+
+
+@pytest.mark.parametrize(
+    ("damage", "published", "code"),
+    [
+        (truncated, True, "weights_corrupt"),
+        (flipped, True, "weights_corrupt"),
+        (shutil.rmtree, True, "weights_missing"),
+        (truncated, False, "weights_corrupt"),
+        (other_shape, False, "weights_mismatch"),
+        (unknown_tensor, False, "weights_mismatch"),
+    ],
+)
+async def test_a_bad_checkpoint_keeps_the_old_version(engine, paths, tmp_path, damage, published, code):
+    """Damaged after it was published, or published as it is."""
+    path = shutil.copytree(paths[3], tmp_path / "bad")
+    weights = describe_weights(path, 5)
+    damage(path)
+    if not published:
+        weights = describe_weights(path, 5)
+    with pytest.raises(LoadFailed) as failure:
+        await engine.load_weights(weights)
+    assert failure.value.code == code
+    assert engine.weights.version == 0
+    sample = (await engine.generate(PROMPT, TOP_K, ids(1), record=True))[0]
+    assert is_version(sample, 0)
+
+
+async def test_the_engine_comes_back_with_its_weights_when_its_process_dies(engine, paths):
+    await engine.load_weights(describe_weights(paths[2], 4))
+    running = asyncio.create_task(engine.generate(PROMPT, LONG, ids(2), record=True))
+    await asyncio.sleep(0.3)
+    for process in engine._llm.engine_core.resources.engine_manager.processes:
+        process.kill()
+    with pytest.raises(EngineFailed) as failure:
+        await running
+    assert failure.value.code == "engine_dead"
+    sample = (await engine.generate(PROMPT, TOP_K, ids(1), record=True))[0]
+    assert engine.weights.version == 4
+    assert is_version(sample, 4)
+    logits, _ = forward(paths[2], [*PROMPT, *sample.token_ids.tolist()])
+    np.testing.assert_allclose(sample.logprobs, expected_logprobs(logits, sample, TOP_K), atol=1e-5, rtol=0)
+
+
+async def test_a_load_that_breaks_the_engine_restarts_it(engine, paths, tmp_path):
+    """Not even verification finds everything: here the weights vanish between it and the load."""
+    path = shutil.copytree(paths[3], tmp_path / "vanishing")
+    weights = describe_weights(path, 6)
+    verify = engine._verified_layout
+
+    def verify_then_vanish(weights):
+        layout = verify(weights)
+        shutil.rmtree(path)
+        return layout
+
+    engine._verified_layout = verify_then_vanish
+    try:
+        with pytest.raises(LoadFailed) as failure:
+            await engine.load_weights(weights)
+    finally:
+        del engine._verified_layout
+    assert failure.value.code == "weights_refused"
+    assert engine.problem is None
+    assert engine.weights.version == 0
+    assert is_version((await engine.generate(PROMPT, TOP_K, ids(1), record=True))[0], 0)

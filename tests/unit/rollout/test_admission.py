@@ -1,0 +1,55 @@
+import pytest
+from rollout_fakes import FakeEngine, make_prompt
+from trivet.v1 import sample_pb2
+
+from services.common.errors import InvalidData
+from services.rollout.admission import check_prompt, records
+
+
+def sampling(**changes):
+    fields = {"temperature": 1.0, "top_k": 5, "top_p": 1.0, "max_tokens": 4}
+    return sample_pb2.SamplingParameters(**{**fields, **changes})
+
+
+def test_a_sound_prompt_passes():
+    check_prompt(make_prompt(), FakeEngine())
+    check_prompt(make_prompt(token_ids=[0, 99], sampling=sampling(max_tokens=14)), FakeEngine())
+
+
+def test_greedy_is_for_evaluation():
+    greedy = make_prompt(purpose=sample_pb2.PURPOSE_EVALUATION, sampling=sampling(temperature=0, top_k=0))
+    check_prompt(greedy, FakeEngine())
+    assert not records(greedy)
+    assert records(make_prompt())
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "words"),
+    [
+        ({"group_id": ""}, "group_id_missing", "group_id is empty"),
+        ({"group_size": 0}, "group_size", "group_size is 0"),
+        ({"group_size": 5000}, "group_size", "group_size is 5000"),
+        ({"token_ids": []}, "prompt_empty", "token_ids is empty"),
+        ({"token_ids": [1] * 13}, "prompt_too_long", "13 tokens .* at most 16"),
+        ({"token_ids": [1, 100]}, "token_out_of_vocabulary", "holds 100, expected 0 to 99"),
+        ({"token_ids": [-1, 2]}, "token_out_of_vocabulary", "holds -1"),
+        ({"sampling": sampling(max_tokens=0)}, "max_tokens", "max_tokens is 0"),
+        ({"sampling": sampling(temperature=0)}, "sampling_unsupported", "temperature is 0"),
+        ({"sampling": sampling(temperature=0.001)}, "sampling_unsupported", "temperature is 0.001"),
+        ({"sampling": sampling(temperature=-1)}, "sampling_unsupported", "temperature is -1"),
+        ({"sampling": sampling(temperature=float("nan"))}, "sampling_unsupported", "temperature is nan"),
+        ({"sampling": sampling(top_p=0)}, "sampling_unsupported", "top_p is 0"),
+        ({"sampling": sampling(top_p=1.5)}, "sampling_unsupported", "top_p is 1.5"),
+    ],
+)
+def test_what_cannot_be_sampled_is_named(changes, code, words):
+    with pytest.raises(InvalidData, match=words) as failure:
+        check_prompt(make_prompt(**changes), FakeEngine())
+    assert failure.value.code == code
+
+
+def test_the_engine_has_a_say():
+    engine = FakeEngine()
+    engine.refusal_reason = "no candidate capture"
+    with pytest.raises(InvalidData, match="no candidate capture"):
+        check_prompt(make_prompt(), engine)

@@ -1,0 +1,128 @@
+import asyncio
+
+import grpc
+import numpy as np
+import pytest
+from rollout_fakes import FakeEngine, make_prompt
+from trivet.v1 import rollout_pb2, rollout_pb2_grpc, weights_pb2
+
+from services.common.config import ServerConfig
+from services.common.replay import decode_replay
+from services.common.server import ServiceServer
+from services.rollout.engine import EngineFailed, LoadFailed
+from services.rollout.follower import WeightFollower
+from services.rollout.sampler import GroupSampler
+from services.rollout.service import GRPC_NAME, RolloutServicer
+
+pytestmark = pytest.mark.timeout(60)
+
+
+class PausableWorker:
+    paused = False
+
+    def pause(self):
+        self.paused = True
+
+    def resume(self):
+        self.paused = False
+
+
+class NoFeed:
+    def latest(self):
+        return None
+
+
+WEIGHTS = weights_pb2.WeightVersion(
+    version=3, fingerprint="three", path="/w/3", files=[weights_pb2.WeightFile(name="a.safetensors")]
+)
+
+
+@pytest.fixture
+def engine():
+    return FakeEngine()
+
+
+@pytest.fixture
+async def stub(engine):
+    sampler = GroupSampler(engine, rollout_id="r1", code="c", config="k")
+    follower = WeightFollower(engine, NoFeed(), timeout_seconds=1)
+    servicer = RolloutServicer(sampler, follower, PausableWorker(), limit=1)
+    server = ServiceServer(
+        ServerConfig(),
+        grpc_name=GRPC_NAME,
+        register=lambda target: rollout_pb2_grpc.add_RolloutServiceServicer_to_server(servicer, target),
+        ready=lambda: engine.problem,
+    )
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel:
+        yield rollout_pb2_grpc.RolloutServiceStub(channel)
+    await server.stop()
+
+
+async def refusal(call):
+    with pytest.raises(grpc.aio.AioRpcError) as failure:
+        await call
+    return failure.value.code(), failure.value.details()
+
+
+async def test_generate_returns_the_group_and_its_replay(stub):
+    response = await stub.Generate(rollout_pb2.GenerateRequest(prompt=make_prompt()))
+    assert len(response.replay) == len(response.group.samples) == 2
+    for sample, data in zip(response.group.samples, response.replay, strict=True):
+        token_ids = np.asarray(sample.token_ids, np.int32)
+        decode_replay(data, sample_id=sample.sample_id, prompt_length=3, token_ids=token_ids)
+
+
+async def test_generate_names_what_is_wrong(stub, engine):
+    code, details = await refusal(stub.Generate(rollout_pb2.GenerateRequest(prompt=make_prompt(token_ids=[]))))
+    assert code == grpc.StatusCode.INVALID_ARGUMENT
+    assert details.startswith("prompt_empty: token_ids is empty")
+    engine.failures = [EngineFailed("engine_dead", "gone")]
+    code, details = await refusal(stub.Generate(rollout_pb2.GenerateRequest(prompt=make_prompt())))
+    assert (code, details) == (grpc.StatusCode.UNAVAILABLE, "engine_dead: gone")
+    engine.problem = "engine is starting"
+    code, details = await refusal(stub.Generate(rollout_pb2.GenerateRequest(prompt=make_prompt())))
+    assert (code, details) == (grpc.StatusCode.UNAVAILABLE, "engine is starting")
+
+
+async def test_direct_groups_are_bounded(stub, engine):
+    engine.gate.clear()
+    first = asyncio.ensure_future(stub.Generate(rollout_pb2.GenerateRequest(prompt=make_prompt())))
+    await engine.entered.wait()
+    code, _ = await refusal(stub.Generate(rollout_pb2.GenerateRequest(prompt=make_prompt())))
+    assert code == grpc.StatusCode.RESOURCE_EXHAUSTED
+    engine.gate.set()
+    assert len((await first).group.samples) == 2
+
+
+async def test_load_weights(stub, engine):
+    response = await stub.LoadWeights(rollout_pb2.LoadWeightsRequest(weights=WEIGHTS))
+    assert response.version == 3
+    status = await stub.GetStatus(rollout_pb2.RolloutServiceGetStatusRequest())
+    assert (status.version, status.fingerprint, status.load_error) == (3, "three", "")
+
+
+async def test_a_failed_load_keeps_the_old_version_and_says_so(stub, engine):
+    engine.load_failures = [LoadFailed("weights_corrupt", "checksum is 1, expected 2")]
+    code, details = await refusal(stub.LoadWeights(rollout_pb2.LoadWeightsRequest(weights=WEIGHTS)))
+    assert (code, details) == (grpc.StatusCode.FAILED_PRECONDITION, "weights_corrupt: checksum is 1, expected 2")
+    status = await stub.GetStatus(rollout_pb2.RolloutServiceGetStatusRequest())
+    assert (status.version, status.load_error) == (0, "version 3: checksum is 1, expected 2")
+
+
+async def test_weights_without_checksums_are_refused(stub, engine):
+    bare = weights_pb2.WeightVersion(version=3, path="/w/3")
+    code, _ = await refusal(stub.LoadWeights(rollout_pb2.LoadWeightsRequest(weights=bare)))
+    assert code == grpc.StatusCode.INVALID_ARGUMENT
+    assert engine.loaded == []
+
+
+async def test_pause_resume_and_status(stub):
+    await stub.Generate(rollout_pb2.GenerateRequest(prompt=make_prompt()))
+    await stub.Pause(rollout_pb2.RolloutServicePauseRequest())
+    status = await stub.GetStatus(rollout_pb2.RolloutServiceGetStatusRequest())
+    assert status.paused
+    assert (status.rollout_id, status.groups, status.samples, status.tokens) == ("r1", 1, 2, 8)
+    assert status.tokens_per_second > 0
+    await stub.Resume(rollout_pb2.RolloutServiceResumeRequest())
+    assert not (await stub.GetStatus(rollout_pb2.RolloutServiceGetStatusRequest())).paused

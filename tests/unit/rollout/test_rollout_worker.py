@@ -1,0 +1,257 @@
+import asyncio
+import time
+
+import numpy as np
+import pytest
+from prometheus_client import REGISTRY
+from rollout_fakes import FakeEngine, make_prompt
+from trivet.v1 import sample_pb2, weights_pb2
+
+from services.common.blobs import open_blobs
+from services.common.config import parse_config
+from services.common.errors import InvalidData
+from services.common.replay import decode_replay
+from services.common.streams import DeadLetters, RunStreams
+from services.common.weights import WeightFeed
+from services.rollout.engine import EngineFailed
+from services.rollout.follower import WeightFollower
+from services.rollout.sampler import GroupSampler
+from services.rollout.worker import PromptWorker
+
+pytestmark = pytest.mark.timeout(60)
+
+
+class System:
+    """One worker over a real Redis; `trainer` and `reward` stand at the far ends of its streams."""
+
+    def __init__(self, client, redis_config, run):
+        self.config = parse_config(
+            {
+                "run": {"name": run},
+                "redis": redis_config.model_dump(),
+                "model": {"path": "m", "max_length": 2048},
+                "data": {"train": {"kind": "jsonl", "path": "a.jsonl"}},
+                "reward": {"scorers": [{"name": "exact_match"}]},
+                "rollout": {"concurrent_groups": 3},
+            }
+        )
+        streams = RunStreams(client, run, redis_config)
+        self.engine = FakeEngine()
+        self.trainer, self.reward = streams.prompts("trainer"), streams.samples("reward")
+        self.dead = DeadLetters(client, run)
+        self.feed = WeightFeed(client, run)
+        self.blobs = open_blobs(self.config.blobs, client, run)
+        self.follower = WeightFollower(self.engine, self.feed, timeout_seconds=10)
+        self.sampler = GroupSampler(self.engine, rollout_id="r1", code="c", config="k")
+        self.worker = PromptWorker(
+            self.config,
+            sampler=self.sampler,
+            follower=self.follower,
+            prompts=streams.prompts("r1"),
+            samples=streams.samples("r1"),
+            blobs=self.blobs,
+        )
+        self.received = []
+
+    async def receive(self, count):
+        """Groups by id, once `count` have come."""
+        deadline = time.monotonic() + 20
+        while len(self.received) < count and time.monotonic() < deadline:
+            entries = await asyncio.to_thread(self.reward.read, 10, 0.1)
+            self.reward.ack([entry.id for entry in entries])
+            self.received += [entry.message for entry in entries]
+        assert len(self.received) == count
+        return {group.prompt.group_id: group for group in self.received}
+
+    async def until(self, condition):
+        deadline = time.monotonic() + 20
+        while not condition():
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+def system(redis_client, redis_config, request):
+    return System(redis_client, redis_config, "worker-" + request.node.name[:40].replace("_", "-"))
+
+
+@pytest.fixture
+async def running(system):
+    task = asyncio.create_task(system.worker.run())
+    yield system
+    await system.worker.stop(0)
+    await task
+
+
+def failures(code):
+    return REGISTRY.get_sample_value("trivet_rollout_failures_total", {"code": code}) or 0.0
+
+
+async def test_prompts_become_groups_with_replay(running):
+    for number in range(5):
+        running.trainer.add(make_prompt(group_id=f"g{number}", token_ids=[number, 2, 3]))
+    groups = await running.receive(5)
+    assert sorted(groups) == [f"g{number}" for number in range(5)]
+    for group in groups.values():
+        assert len(group.samples) == 2
+        for sample in group.samples:
+            replay = decode_replay(
+                running.blobs.get(sample.replay),
+                sample_id=sample.sample_id,
+                prompt_length=3,
+                token_ids=np.asarray(sample.token_ids, np.int32),
+            )
+            assert replay.routing.shape == (6, 2, 2)
+    assert running.trainer.depth() == 0
+    assert (running.sampler.tally.groups, running.sampler.tally.samples, running.sampler.tally.tokens) == (5, 10, 40)
+    assert running.sampler.tally.tokens_per_second() > 0
+
+
+async def test_evaluation_is_sampled_without_recording(running):
+    greedy = sample_pb2.SamplingParameters(temperature=0, top_p=1, max_tokens=4)
+    running.trainer.add(make_prompt(purpose=sample_pb2.PURPOSE_EVALUATION, sampling=greedy))
+    group = (await running.receive(1))["g1"]
+    assert not any(sample.HasField("replay") for sample in group.samples)
+    assert running.engine.calls[0][2] is False
+
+
+async def test_no_more_groups_run_than_allowed(running):
+    running.engine.gate.clear()
+    for number in range(8):
+        running.trainer.add(make_prompt(group_id=f"g{number}"))
+    await running.until(lambda: running.engine.running == 3)
+    await asyncio.sleep(0.6)
+    assert running.engine.most_running == 3
+    running.engine.gate.set()
+    await running.receive(8)
+    assert running.engine.most_running == 3
+
+
+async def test_a_long_group_is_not_claimed_by_another(running, redis_client, redis_config):
+    """Redis would give an entry away after 0.2 seconds; the heartbeat keeps it."""
+    running.engine.gate.clear()
+    running.trainer.add(make_prompt())
+    await running.until(lambda: running.engine.running == 1)
+    other = RunStreams(redis_client, running.config.run.name, redis_config).prompts("r2")
+    until = time.monotonic() + 1
+    while time.monotonic() < until:
+        assert await asyncio.to_thread(other.read, 5, 0.05) == []
+    running.engine.gate.set()
+    await running.receive(1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"token_ids": list(range(15))}, "prompt_too_long"),
+        ({"token_ids": []}, "prompt_empty"),
+        ({"token_ids": [1, 500]}, "token_out_of_vocabulary"),
+    ],
+)
+async def test_a_bad_prompt_goes_to_the_dead_letters_and_the_next_is_sampled(running, changes, code):
+    before = failures(code)
+    running.trainer.add(make_prompt(group_id="bad", **changes))
+    running.trainer.add(make_prompt(group_id="good"))
+    assert list(await running.receive(1)) == ["good"]
+    await running.until(lambda: running.trainer.depth() == 0)
+    [letter] = running.dead.read()
+    assert (letter.group_id, letter.code, letter.stream) == ("bad", code, "prompts")
+    assert failures(code) == before + 1
+
+
+async def test_what_the_engine_refuses_goes_to_the_dead_letters(running):
+    running.engine.failures = [InvalidData("request_refused", "no")]
+    running.trainer.add(make_prompt(group_id="bad"))
+    await running.until(lambda: running.trainer.depth() == 0)
+    assert [letter.code for letter in running.dead.read()] == ["request_refused"]
+
+
+async def test_lost_samples_are_drawn_again(running):
+    before = failures("engine_dead")
+    running.engine.failures = [EngineFailed("engine_dead", "gone")]
+    running.trainer.add(make_prompt())
+    await running.receive(1)
+    assert len(running.engine.calls) == 2
+    assert failures("engine_dead") == before + 1
+    assert running.dead.read() == []
+
+
+async def test_a_prompt_that_always_loses_its_samples_is_given_up(running):
+    running.engine.failures = [EngineFailed("engine_error", "again")] * 10
+    running.trainer.add(make_prompt())
+    await running.until(lambda: running.trainer.depth() == 0)
+    [letter] = running.dead.read()
+    assert letter.code == "too_many_deliveries"
+    assert len(running.engine.calls) == 2  # redis.max_deliveries
+
+
+async def test_nothing_is_read_while_the_engine_has_a_problem(running):
+    running.engine.problem = "engine restarts"
+    await asyncio.sleep(0.6)
+    running.trainer.add(make_prompt())
+    await asyncio.sleep(0.6)
+    assert running.trainer.pending() == 0
+    running.engine.problem = None
+    await running.receive(1)
+
+
+async def test_pause_takes_no_more_and_finishes_what_runs(running):
+    running.engine.gate.clear()
+    running.trainer.add(make_prompt(group_id="before"))
+    await running.until(lambda: running.engine.running == 1)
+    running.worker.pause()
+    await asyncio.sleep(0.6)
+    running.trainer.add(make_prompt(group_id="after"))
+    running.engine.gate.set()
+    assert list(await running.receive(1)) == ["before"]
+    await asyncio.sleep(0.6)
+    assert len(running.engine.calls) == 1
+    running.worker.resume()
+    assert sorted(await running.receive(2)) == ["after", "before"]
+
+
+async def test_a_prompt_is_sampled_under_the_version_it_asks_for(running):
+    follow = asyncio.create_task(running.follower.run())
+    running.trainer.add(make_prompt(group_id="first"))
+    await running.receive(1)
+    running.feed.announce(weights_pb2.WeightVersion(version=1, fingerprint="new", path="/w/1"))
+    running.trainer.add(make_prompt(group_id="second", min_version=1))
+    groups = await running.receive(2)
+    assert groups["first"].lineage.weights == "base"
+    assert groups["second"].lineage.weights == "new"
+    follow.cancel()
+
+
+async def test_stop_finishes_what_it_can(system):
+    task = asyncio.create_task(system.worker.run())
+    system.engine.gate.clear()
+    system.trainer.add(make_prompt())
+    await system.until(lambda: system.engine.running == 1)
+    asyncio.get_running_loop().call_later(0.2, system.engine.gate.set)
+    assert await system.worker.stop(10) == 0
+    await task
+    await system.receive(1)
+    assert system.trainer.depth() == 0
+
+
+async def test_stop_leaves_the_rest_for_others(system, redis_client, redis_config):
+    task = asyncio.create_task(system.worker.run())
+    system.engine.gate.clear()
+    system.trainer.add(make_prompt())
+    await system.until(lambda: system.engine.running == 1)
+    assert await system.worker.stop(0.1) == 1
+    await task
+    other = RunStreams(redis_client, system.config.run.name, redis_config).prompts("r2")
+    entries = []
+    deadline = time.monotonic() + 10
+    while not entries and time.monotonic() < deadline:
+        entries = await asyncio.to_thread(other.read, 5, 0.1)
+    assert [entry.message.group_id for entry in entries] == ["g1"]
+
+
+async def test_an_unexpected_failure_ends_the_worker(system):
+    system.engine.failures = [ZeroDivisionError("a bug")]
+    system.trainer.add(make_prompt())
+    with pytest.raises(ZeroDivisionError, match="a bug"):
+        await asyncio.wait_for(system.worker.run(), 20)
+    await system.worker.stop(0)

@@ -1,0 +1,60 @@
+import math
+
+import pytest
+import torch
+
+from services.trainer.objective import ImportanceCorrection
+from services.trainer.objective.importance import importance_ratio, importance_weights
+
+OLD = torch.tensor([2.0, 0.5, 4.0, 0.25]).log()
+ROLLOUT = torch.zeros(4)
+IDS = torch.tensor([0, 0, 1, 1])
+
+
+def weights(mode, clip_min=None, cap=3.0):
+    ratio = importance_ratio(OLD, ROLLOUT, IDS, 2, mode)
+    return importance_weights(ratio, ImportanceCorrection(mode, clip_min, cap)).tolist()
+
+
+@pytest.mark.parametrize(
+    ("mode", "clip_min", "cap", "expected"),
+    [
+        ("none", None, 3.0, [1, 1, 1, 1]),
+        ("token_truncate", None, 3.0, [2, 0.5, 3, 0.25]),
+        ("token_truncate", 0.3, 3.0, [2, 0.5, 3, 0.3]),
+        ("token_mask", None, 3.0, [2, 0.5, 0, 0.25]),
+        ("token_mask", 0.3, 3.0, [2, 0.5, 0, 0]),
+        ("sequence_truncate", None, 0.5, [0.5] * 4),
+        ("sequence_mask", 0.5, 1.5, [1, 1, 1, 1]),
+        ("sequence_mask", None, 0.5, [0, 0, 0, 0]),
+    ],
+)
+def test_modes(mode, clip_min, cap, expected):
+    assert weights(mode, clip_min, cap) == pytest.approx(expected)
+
+
+def test_sequence_ratio_is_the_product_over_the_sequence():
+    ids = torch.tensor([0, 1, 0, 1])
+    assert importance_ratio(OLD, ROLLOUT, ids, 2, "sequence_mask").tolist() == pytest.approx([8, 0.125, 8, 0.125])
+
+
+def test_an_overflowing_ratio_is_capped_or_dropped():
+    far = torch.tensor([400.0, 0.0])
+    ratio = importance_ratio(far, torch.zeros(2), torch.tensor([0, 1]), 2, "token_truncate")
+    assert importance_weights(ratio, ImportanceCorrection("token_truncate", cap=2.0)).tolist() == [2, 1]
+    assert importance_weights(ratio, ImportanceCorrection("token_mask", cap=2.0)).tolist() == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("token",), "mode is 'token', expected one of none, token_truncate"),
+        (("none", None, 0.0), "cap is 0.0"),
+        (("none", None, math.nan), "cap is nan"),
+        (("none", 2.0, 2.0), r"clip_min is 2.0, expected 0 or more and less than cap \(2.0\)"),
+        (("none", -0.1, 2.0), "clip_min is -0.1"),
+    ],
+)
+def test_bad_correction_is_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        ImportanceCorrection(*arguments)
