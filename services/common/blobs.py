@@ -61,7 +61,6 @@ class FsspecBlobs:
     def put(self, key: str, data: bytes) -> tensor_pb2.BlobReference:
         reference = _reference(f"{self._root}/{key.replace('/', '_')}", data, self._config.max_bytes)
         try:
-            # pipe_file replaces: a redelivered sample writes the same key again.
             with metrics.BLOB_SECONDS.labels("put").time():
                 self._files.pipe_file(reference.key, data)
         except OSError as error:
@@ -90,7 +89,9 @@ def _reference(key: str, data: bytes, limit: int) -> tensor_pb2.BlobReference:
             "blob_too_large", f"blob {key} has {len(data)} bytes, at most {limit} allowed (blobs.max_bytes)"
         )
     metrics.BLOB_BYTES.labels("put").inc(len(data))
-    return tensor_pb2.BlobReference(key=key, size=len(data), checksum=xxhash.xxh3_64_intdigest(data))
+    checksum = xxhash.xxh3_64_intdigest(data)
+    # Named by content, so that a sample drawn a second time does not overwrite what the first one refers to.
+    return tensor_pb2.BlobReference(key=f"{key}-{checksum:016x}", size=len(data), checksum=checksum)
 
 
 def _checked(reference: tensor_pb2.BlobReference, data: bytes | None) -> bytes:

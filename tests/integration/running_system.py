@@ -88,7 +88,8 @@ class System:
         return "\n".join(f"--- {name}\n{process.last_lines(25)}" for name, process in self.processes.items())
 
     def _process(self, name: str, module: str, arguments: list[str]) -> ServiceProcess:
-        return ServiceProcess(name, [sys.executable, "-m", module, *arguments], self.directory / f"{name}.log", ONE_THREAD)
+        command = [sys.executable, "-m", module, *arguments]
+        return ServiceProcess(name, command, self.directory / f"{name}.log", ONE_THREAD)
 
     def _redis_arguments(self) -> list[str]:
         return ["--directory", str(self.directory / "redis"), "--port", str(self.redis_port)]
