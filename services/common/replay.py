@@ -94,7 +94,10 @@ def _check_candidates(candidates: CandidateSets, token_ids: Array) -> None:
             "candidates_counts",
             f"replay.candidate_counts must be positive and sum to {len(ids)}, the length of candidate_ids",
         )
-    row_of_id = np.repeat(np.arange(len(counts)), counts)
+    row_of_id = np.repeat(np.arange(len(counts), dtype=np.int64), counts)
+    keys = np.sort((row_of_id << 32) | ids)
+    if bool((keys[1:] == keys[:-1]).any()):
+        raise InvalidData("candidate_duplicate", "replay.candidate_ids names one token twice at a position")
     found = np.zeros(len(counts), dtype=bool)
     found[row_of_id[ids == np.asarray(token_ids)[row_of_id]]] = True
     if not found.all():

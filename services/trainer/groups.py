@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from trivet.v1 import sample_pb2
@@ -55,6 +56,9 @@ def training_samples(
         token_ids = np.asarray(sample.token_ids, np.int32)
         _check_vocabulary(sample.sample_id, token_ids, facts.vocabulary)
         replay = decode_replay(data, sample_id=sample.sample_id, prompt_length=len(prompt), token_ids=token_ids)
+        if not facts.moe_layers:
+            # Recorded from a router that the trainer does not replay.
+            replay = replace(replay, routing=None)
         _check_complete(sample.sample_id, replay, facts, candidates_expected)
         check_model_bounds(
             replay,

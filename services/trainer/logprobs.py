@@ -3,8 +3,8 @@
     lp(token) = z(token) − logsumexp(z at the recorded ids),   z = logits / temperature
 
 Where a candidate set is recorded only its rows of the output matrix are read; where the whole vocabulary was allowed
-the matrix is read in blocks. Either way nothing of size [tokens, vocabulary] exists. Sums run in float32, or float64 for
-float64 input.
+the matrix is read in blocks. Either way nothing of size [tokens, vocabulary] exists. Sums run in float32, or float64
+for float64 input.
 """
 
 from dataclasses import dataclass, replace

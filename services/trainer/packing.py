@@ -132,7 +132,7 @@ class PackedBatch:
 
 
 def pack(samples: Sequence[TrainSample]) -> PackedBatch:
-    """Raises InvalidData where replay rows are missing, too many, or name a candidate twice."""
+    """Raises InvalidData where replay rows are missing or too many."""
     if not samples:
         raise InvalidData("batch_empty", "there are no samples to pack, expected at least one")
     lengths = [sample.forward_length for sample in samples]
@@ -197,12 +197,6 @@ def _pack_candidates(samples: Sequence[TrainSample]) -> PackedCandidates | None:
                 "candidates_rows",
                 f"candidates of {sample.sample_id} have {len(recorded.counts)} rows and {len(recorded.token_ids)} ids, "
                 f"expected {len(sample.token_ids)} rows (C) whose counts sum to the ids",
-            )
-        row_of_id = np.repeat(np.arange(len(recorded.counts), dtype=np.int64), recorded.counts)
-        keys = np.sort((row_of_id << 32) | recorded.token_ids.astype(np.int64))
-        if bool((keys[1:] == keys[:-1]).any()):
-            raise InvalidData(
-                "candidate_duplicate", f"candidates of {sample.sample_id} name one token twice at a position"
             )
         counts.append(recorded.counts)
         token_ids.append(recorded.token_ids)

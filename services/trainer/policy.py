@@ -43,6 +43,11 @@ class Policy(nn.Module):
     def __init__(self, model: Any, *, keep_routing: bool = True) -> None:
         """Raises InvalidData for a family whose routing (with `keep_routing`) or logits cannot be computed exactly."""
         super().__init__()
+        if model.base_model is model or model.get_output_embeddings() is None:
+            raise InvalidData(
+                "model_unsupported",
+                f"{type(model).__name__} has no base model with an output matrix, expected a causal LM",
+            )
         routers = _routers(model, keep_routing)
         rule = logit_rule(model.config)
         seen = probe(model, routers, rule)

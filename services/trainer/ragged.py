@@ -1,15 +1,15 @@
 """Products of matrix rows at ragged pairs (row, id), in memory that does not grow with the number of pairs times width.
 
-float32 and float64 run in torch's embedding-bag kernels, which read the rows in place. Those round bf16 sums to bf16, so
-bf16 rows are widened to float32 in pieces of `BLOCK_ELEMENTS` instead.
+float32 and float64 run in torch's embedding-bag kernels, which read the rows in place. Those round bf16 sums to bf16,
+so bf16 rows are widened to float32 in pieces of `BLOCK_ELEMENTS` instead.
 """
 
 from collections.abc import Iterator
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn.functional import embedding_bag
 
 BLOCK_ELEMENTS = 2**22
 
@@ -83,4 +83,4 @@ def _in_place(left: Tensor, right: Tensor) -> bool:
 
 
 def _bag(table: Tensor, ids: Tensor, counts: Tensor, weights: Tensor) -> Tensor:
-    return F.embedding_bag(ids, table, counts.cumsum(0) - counts, mode="sum", per_sample_weights=weights)
+    return embedding_bag(ids, table, counts.cumsum(0) - counts, mode="sum", per_sample_weights=weights)

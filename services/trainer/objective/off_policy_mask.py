@@ -43,7 +43,7 @@ def keep_sequences(
     if not 0 <= min_keep_ratio <= 1:
         raise ValueError(f"min_keep_ratio is {min_keep_ratio}, expected 0 to 1")
     masked = (advantages < 0) & (divergence > threshold)
-    # The product is rounded up only past its own rounding error: 0.1 · 30 asks for 3, not 4.
+    # The product is rounded up only past its own rounding error: 0.07 · 100 asks for 7, not 8.
     fewest = math.ceil(min_keep_ratio * masked.numel() - 1e-9)
     missing = fewest - (~masked).sum()
     by_divergence = divergence.where(masked, math.inf).argsort(stable=True)

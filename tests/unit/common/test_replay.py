@@ -40,6 +40,7 @@ def candidates(counts, token_ids) -> Replay:
         (candidates([2, 1, 4], [5, 7, 9, 1, 2, 3]), "candidates_counts"),
         (candidates([2, 0, 4], [5, 7, 1, 2, 3, 4]), "candidates_counts"),
         (candidates([2, 1, 3], [5, 7, 9, 1, 8, 3]), "token_outside_candidates"),
+        (candidates([2, 1, 3], [5, 5, 9, 1, 2, 3]), "candidate_duplicate"),
     ],
 )
 def test_a_replay_that_is_not_the_samples_is_refused(replay, code):

@@ -97,9 +97,6 @@ def test_broken_replay_is_refused_by_name() -> None:
         "routing_rows": Replay(routing[:-1], candidates),
         "routing_shape": Replay(routing[:, :, :1], candidates),
         "candidates_rows": Replay(routing, CandidateSets(candidates.counts[:-1], candidates.token_ids)),
-        "candidate_duplicate": Replay(
-            routing, CandidateSets(np.array([2, 1], dtype=np.int32), np.array([5, 5, 6], dtype=np.int32))
-        ),
     }
     for code, replay in broken.items():
         with pytest.raises(InvalidData) as refused:

@@ -119,6 +119,12 @@ def test_logits_that_the_rule_does_not_explain_are_refused(monkeypatch: pytest.M
     assert refused.value.code == "logits_unsupported"
 
 
+def test_a_model_without_an_output_matrix_is_refused() -> None:
+    with pytest.raises(InvalidData, match="Qwen3Model has no base model") as refused:
+        Policy(make_model("qwen3").model)
+    assert refused.value.code == "model_unsupported"
+
+
 def test_routing_for_a_dense_model_is_refused() -> None:
     policy = Policy(make_model("qwen3"))
     batch = pack(make_samples(LENGTHS, routing=(2, 8, 2)))

@@ -36,6 +36,7 @@ def test_no_reference_is_as_no_kl():
 def test_mask_off_changes_only_the_policy_loss():
     opened = replace(step(), kept=torch.ones(4, dtype=torch.bool))
     assert changed(values(step(), full()), values(opened, full())) == {"loss", "policy_loss", "masked_fraction"}
+    assert values(opened, full())["masked_fraction"] == 0
 
 
 def test_importance_off_changes_only_the_policy_loss_and_its_weight():

@@ -1,0 +1,132 @@
+"""What surrounds DeepSpeed and needs none of it."""
+
+import ast
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from model_families import make_model
+
+import services
+from services.common.config import Config, ConfigError, parse_config
+from services.common.errors import InvalidData
+from services.trainer.deepspeed_config import deepspeed_config
+from services.trainer.engine_checkpoint import (
+    Identity,
+    check_identity,
+    restore_random_state,
+    write_identity,
+    write_random_state,
+)
+from services.trainer.export import copy_tokenizer
+from services.trainer.policy import Policy
+
+ROOT = Path(services.__file__).parent
+
+
+def configuration(**trainer: Any) -> Config:
+    return parse_config(
+        {
+            "run": {"name": "parts"},
+            "model": {"path": "models/none"},
+            "data": {"train": {"kind": "jsonl", "path": "none.jsonl"}},
+            "reward": {"scorers": [{"name": "exact_match"}]},
+            "trainer": trainer,
+        }
+    )
+
+
+def test_deepspeed_is_imported_by_one_module() -> None:
+    importers = set()
+    for path in ROOT.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom):
+                names = [node.module or ""]
+            if any(name.split(".")[0] == "deepspeed" for name in names):
+                importers.add(path.relative_to(ROOT).as_posix())
+    assert importers == {"trainer/deepspeed_engine.py"}
+
+
+def test_further_deepspeed_keys_are_merged_into_sections() -> None:
+    made = deepspeed_config(
+        configuration(
+            zero_stage=3,
+            optimizer={"max_grad_norm": 0.7},
+            deepspeed={"zero_optimization": {"overlap_comm": False}, "wall_clock_breakdown": True},
+        )
+    )
+    assert made["zero_optimization"] == {"stage": 3, "overlap_comm": False}
+    assert made["gradient_clipping"] == 0.7
+    assert made["bf16"] == {"enabled": True}
+    assert made["wall_clock_breakdown"] is True
+
+
+@pytest.mark.parametrize(
+    "extra", [{"bf16": {"enabled": False}}, {"optimizer": {}}, {"zero_optimization": {"stage": 2}}], ids=str
+)
+def test_deepspeed_keys_that_trivet_owns_are_refused(extra: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"trainer\.deepspeed sets .*which Trivet sets itself"):
+        deepspeed_config(configuration(deepspeed=extra))
+
+
+def draws() -> list[float]:
+    return [float(torch.rand(())), float(np.random.random()), random.random(), random.gauss(0, 1)]
+
+
+def test_random_states_come_back(tmp_path: Path) -> None:
+    random.gauss(0, 1)
+    np.random.standard_normal()
+    write_random_state(tmp_path, 1)
+    first = draws()
+    assert draws() != first
+    restore_random_state(tmp_path, 1)
+    assert draws() == first
+
+
+@pytest.mark.parametrize("content", [None, b"", b"\x00" * 100], ids=["missing", "empty", "zeros"])
+def test_a_broken_random_state_is_refused(tmp_path: Path, content: bytes | None) -> None:
+    if content is not None:
+        (tmp_path / "random-0.safetensors").write_bytes(content)
+    with pytest.raises(InvalidData, match="is not a random state") as refused:
+        restore_random_state(tmp_path, 0)
+    assert refused.value.code == "checkpoint_incomplete"
+
+
+def test_an_identity_tells_models_and_settings_apart(tmp_path: Path) -> None:
+    config = configuration()
+    mine = Identity.of(Policy(make_model("qwen3")), config, 2)
+    write_identity(tmp_path, mine, 17)
+    assert check_identity(tmp_path, mine) == 17
+    for other, field in [
+        (Identity.of(Policy(make_model("qwen3", num_hidden_layers=1)), config, 2), "parameters"),
+        (Identity.of(Policy(make_model("cohere")), config, 2), "model_type"),
+        (Identity.of(Policy(make_model("qwen3")), config, 1), "world_size"),
+        (Identity.of(Policy(make_model("qwen3")), configuration(zero_stage=2), 2), "zero_stage"),
+    ]:
+        with pytest.raises(InvalidData, match=f"{field} is .*, expected") as refused:
+            check_identity(tmp_path, other)
+        assert refused.value.code == "checkpoint_mismatch"
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"steps_applied": "3"}'])
+def test_a_broken_identity_is_refused(tmp_path: Path, content: str) -> None:
+    (tmp_path / "engine.json").write_text(content, encoding="utf-8")
+    with pytest.raises(InvalidData) as refused:
+        check_identity(tmp_path, Identity("qwen3", "0", "float32", 1, 1))
+    assert refused.value.code == "checkpoint_incomplete"
+
+
+def test_tokenizer_files_are_copied_and_weights_are_not(tmp_path: Path) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    source.mkdir()
+    target.mkdir()
+    wanted = {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "merges.txt", "generation_config.json"}
+    for name in wanted | {"config.json", "model.safetensors", "README.md"}:
+        (source / name).write_text(name, encoding="utf-8")
+    copy_tokenizer(source, target)
+    assert {path.name for path in target.iterdir()} == wanted
+    assert all((target / name).read_text(encoding="utf-8") == name for name in wanted)
