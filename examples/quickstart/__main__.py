@@ -88,6 +88,8 @@ def build(
         # One level down: the temporary directory itself is readable by its owner alone.
         directory = Path(temporary) / output.name
         model.save_pretrained(directory)
+        # safetensors writes for its owner alone; in containers the services run as other users.
+        (directory / "model.safetensors").chmod(0o644)
         tokenizer.save_pretrained(directory)
         write_jsonl(directory / "train.jsonl", train)
         write_jsonl(directory / "validation.jsonl", validation)

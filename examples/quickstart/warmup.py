@@ -29,6 +29,7 @@ class WarmupSettings:
     forget_rate: float = 0.6
     typo_rate: float = 0.3
     target_accuracy: float = 0.27
+    least_steps: int = 140
     check_every: int = 10
     most_steps: int = 200
 
@@ -54,7 +55,9 @@ def warm_up(
     sampling: Sampling,
     console: Console | None = None,
 ) -> WarmupResult:
-    """Trains `model` in place until its sampled accuracy on `probe` reaches the target, or for `most_steps`.
+    """Trains `model` in place until its sampled accuracy on `probe` reaches the target.
+
+    At least `least_steps` (the probe is small, and luck must not end it early), at most `most_steps`.
 
     Prompts in `held_out` are never trained on, and the probe should not hold them: it decides when to stop.
     """
@@ -70,7 +73,7 @@ def warm_up(
             batch = _demonstrations(rng, tokenizer, settings, held_out)
             loss = _train_step(model, optimizer, batch, settings.max_grad_norm)
             schedule.step()
-            if step % settings.check_every == 0 or step == settings.most_steps:
+            if step == settings.most_steps or (step >= settings.least_steps and step % settings.check_every == 0):
                 reached = accuracy(model, tokenizer, probe, sampling, seed=seed)
                 progress.update(task, accuracy=reached)
                 if reached >= settings.target_accuracy:

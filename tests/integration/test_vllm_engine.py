@@ -26,7 +26,7 @@ PLAIN = sample_pb2.SamplingParameters(temperature=1.0, top_p=1.0, max_tokens=24)
 TOP_K = sample_pb2.SamplingParameters(temperature=0.7, top_k=20, top_p=1.0, max_tokens=24)
 TOP_KP = sample_pb2.SamplingParameters(temperature=0.9, top_k=20, top_p=0.8, max_tokens=24)
 TOP_P = sample_pb2.SamplingParameters(temperature=1.0, top_p=0.7, max_tokens=24)
-LONG = sample_pb2.SamplingParameters(temperature=1.0, top_k=20, top_p=0.95, max_tokens=1900)
+LONG = sample_pb2.SamplingParameters(temperature=1.0, top_k=20, top_p=0.95, max_tokens=500)
 
 
 def make_tokenizer():
@@ -58,7 +58,7 @@ def make_model(path, seed):
             norm_topk_prob=True,
             tie_word_embeddings=True,
             max_position_embeddings=2048,
-            initializer_range=0.2,
+            initializer_range=0.1,
             eos_token_id=1,
             pad_token_id=0,
         )
@@ -75,17 +75,23 @@ def reference(path):
 
 
 def forward(path, token_ids):
-    """Logits [T, V] and the router's own choice [T, layers, TOP]."""
-    model, chosen = reference(path), []
+    """Logits [T, V] and the routers' scores [T, layers, EXPERTS]."""
+    model, scores = reference(path), []
     hooks = [
-        layer.mlp.gate.register_forward_hook(lambda _m, _i, output: chosen.append(output[2]))
+        layer.mlp.gate.register_forward_hook(lambda _m, _i, output: scores.append(output[0].softmax(-1)))
         for layer in model.model.layers
     ]
     with torch.no_grad():
         logits = model(torch.tensor([token_ids]), use_cache=False).logits[0]
     for hook in hooks:
         hook.remove()
-    return logits, torch.stack(chosen, dim=1).numpy()
+    return logits, torch.stack(scores, dim=1)
+
+
+def is_top(routing, scores):
+    """Per row and layer: the experts are the TOP best of the router, but for scores that rounding cannot tell apart."""
+    chosen = scores.gather(2, torch.from_numpy(routing.astype(np.int64)))
+    return (chosen.min(dim=2).values >= scores.topk(TOP).values[:, :, -1] - 1e-6).numpy()
 
 
 def expected_logprobs(logits, sample, sampling):
@@ -155,6 +161,13 @@ def ids(count, name="s"):
     return [f"{name}/{i}" for i in range(count)]
 
 
+async def begun(engine, count):
+    """Returns once `count` recorded requests have been through a step."""
+    async with asyncio.timeout(60):
+        while await engine._llm.collective_rpc("trivet_held") != [count]:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+
+
 def is_version(sample, version):
     return [(span.version, span.start, span.end) for span in sample.spans] == [(version, 0, len(sample.token_ids))]
 
@@ -170,10 +183,9 @@ async def test_samples_agree_with_the_hugging_face_model(engine, paths, sampling
     assert len(samples) == 16
     assert len({tuple(sample.token_ids) for sample in samples}) > 8
     for sample in samples:
-        logits, routing = forward(paths[1], [*PROMPT, *sample.token_ids.tolist()])
-        np.testing.assert_array_equal(
-            np.sort(sample.replay.routing, axis=2), np.sort(routing[: len(PROMPT) + len(sample.token_ids) - 1], axis=2)
-        )
+        logits, scores = forward(paths[1], [*PROMPT, *sample.token_ids.tolist()])
+        assert sample.replay.routing.shape == (len(PROMPT) + len(sample.token_ids) - 1, LAYERS, TOP)
+        assert is_top(sample.replay.routing, scores[:-1]).all()
         assert sample.replay.routing.dtype == np.uint8
         np.testing.assert_allclose(sample.logprobs, expected_logprobs(logits, sample, sampling), atol=1e-5, rtol=0)
         assert (sample.replay.candidates is None) == (sampling is PLAIN)
@@ -235,7 +247,7 @@ async def test_a_seed_gives_the_same_samples_again(engine):
 async def test_nothing_is_left_in_the_worker(engine):
     await engine.generate(PROMPT, TOP_K, ids(4), record=True)
     task = asyncio.create_task(engine.generate(PROMPT, LONG, ids(2, "gone"), record=True))
-    await asyncio.sleep(0.3)
+    await begun(engine, 2)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     await engine.generate(PROMPT, TOP_K, ids(1), record=True)
@@ -248,16 +260,16 @@ async def test_new_weights_are_sampled_and_replayed(engine, paths):
     for sample in await engine.generate(PROMPT, TOP_KP, ids(4), record=True):
         assert is_version(sample, 1)
         tokens = [*PROMPT, *sample.token_ids.tolist()]
-        logits, routing = forward(paths[2], tokens)
+        logits, scores = forward(paths[2], tokens)
         np.testing.assert_allclose(sample.logprobs, expected_logprobs(logits, sample, TOP_KP), atol=1e-5, rtol=0)
-        np.testing.assert_array_equal(np.sort(sample.replay.routing, axis=2), np.sort(routing[:-1], axis=2))
+        assert is_top(sample.replay.routing, scores[:-1]).all()
         old, _ = forward(paths[1], tokens)
         assert np.abs(sample.logprobs - expected_logprobs(old, sample, TOP_KP)).max() > 1e-2
 
 
 async def test_an_update_in_flight_gives_two_spans_with_the_routing_of_each_draw(engine, paths):
     task = asyncio.create_task(engine.generate(PROMPT, LONG, ids(4), record=True))
-    await asyncio.sleep(0.5)
+    await begun(engine, 4)
     await engine.load_weights(describe_weights(paths[2], 1))
     samples = await task
     mixed = [sample for sample in samples if len(sample.spans) == 2]
@@ -270,13 +282,12 @@ async def test_an_update_in_flight_gives_two_spans_with_the_routing_of_each_draw
         expected = [expected_logprobs(forward(paths[seed], tokens)[0], sample, LONG) for seed in (1, 2)]
         np.testing.assert_allclose(sample.logprobs[: first.end], expected[0][: first.end], atol=1e-5, rtol=0)
         np.testing.assert_allclose(sample.logprobs[first.end :], expected[1][first.end :], atol=1e-5, rtol=0)
-        routing = [np.sort(forward(paths[seed], tokens)[1], axis=2) for seed in (1, 2)]
         # The row of position P − 1 + i is of the pass that drew token i.
         edge = len(PROMPT) - 1 + first.end
-        found = np.sort(sample.replay.routing, axis=2)
-        np.testing.assert_array_equal(found[:edge], routing[0][:edge])
-        np.testing.assert_array_equal(found[edge:], routing[1][edge:-1])
-        assert (routing[0] != routing[1]).any()
+        old, new = (forward(paths[seed], tokens)[1][:-1] for seed in (1, 2))
+        assert is_top(sample.replay.routing[:edge], old[:edge]).all()
+        assert is_top(sample.replay.routing[edge:], new[edge:]).all()
+        assert not is_top(sample.replay.routing[:edge], new[:edge]).all()
 
 
 def truncated(path):
@@ -332,7 +343,7 @@ async def test_a_bad_checkpoint_keeps_the_old_version(engine, paths, tmp_path, d
 async def test_the_engine_comes_back_with_its_weights_when_its_process_dies(engine, paths):
     await engine.load_weights(describe_weights(paths[2], 4))
     running = asyncio.create_task(engine.generate(PROMPT, LONG, ids(2), record=True))
-    await asyncio.sleep(0.3)
+    await begun(engine, 2)
     for process in engine._llm.engine_core.resources.engine_manager.processes:
         process.kill()
     with pytest.raises(EngineFailed) as failure:

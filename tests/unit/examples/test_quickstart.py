@@ -177,10 +177,10 @@ def test_warm_up_ends_at_its_target(tokenizer):
         draw_split(np.random.default_rng(0), "train", 4),
         held_out=frozenset(),
         seed=0,
-        settings=WarmupSettings(batch_size=4, check_every=2, most_steps=9, target_accuracy=0.0),
+        settings=WarmupSettings(batch_size=4, least_steps=3, check_every=2, most_steps=9, target_accuracy=0.0),
         sampling=Sampling(),
     )
-    assert result.steps == 2
+    assert result.steps == 4
 
 
 def test_accuracy_counts_exact_matches(tokenizer):
@@ -242,6 +242,7 @@ def test_written_data_is_disjoint_and_complete(built):
     assert figures["steps"] == report.steps == SETTINGS.most_steps
     assert figures["target_reached"] is False
     assert [path.name for path in directory.parent.iterdir()] == [directory.name]
+    assert all(path.stat().st_mode & 0o044 == 0o044 for path in directory.iterdir())
 
 
 def test_a_seed_decides_everything(built, tmp_path):

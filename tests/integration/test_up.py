@@ -1,0 +1,108 @@
+"""`trivet up` as a user runs it: two ranks under ZeRO-3, Ctrl-C on the way, going on from the checkpoint."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from services.common.records import Records
+from services.trainer.checkpoint import Checkpoints
+
+STEPS = 4
+QUICKSTART = Path(__file__).parents[2] / "configs" / "quickstart.yaml"
+
+
+@pytest.fixture(scope="module")
+def run(quickstart_model, tmp_path_factory) -> Path:
+    directory = tmp_path_factory.mktemp("up")
+    tree = yaml.safe_load(QUICKSTART.read_text(encoding="utf-8"))
+    del tree["prepare"]
+    tree["run"]["directory"] = str(directory / "runs")
+    tree["model"]["path"] = str(quickstart_model)
+    tree["data"]["train"]["path"] = str(quickstart_model / "train.jsonl")
+    tree["data"]["validation"]["path"] = str(quickstart_model / "validation.jsonl")
+    tree["sampling"]["group_size"] = 4
+    tree["evaluation"] = {"every": 0, "prompts": 8, "samples": 2}
+    tree["trainer"] |= {"steps": STEPS, "groups_per_step": 4, "processes": 2, "zero_stage": 3}
+    (directory / "run.yaml").write_text(yaml.safe_dump(tree), encoding="utf-8")
+    return directory
+
+
+def up(directory: Path, *overrides: str) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "services.cli", "up", str(directory / "run.yaml"), *overrides]
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
+
+
+def processes_of(directory: Path) -> list[str]:
+    """Every process of the run names its configuration or its Redis directory."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            if str(directory) in command:
+                found.append(command)
+    return found
+
+
+def wait_for_step(directory: Path, step: int, process: "subprocess.Popen[str]") -> None:
+    records = Records(directory / "runs" / "quickstart")
+    deadline = time.monotonic() + 240
+    while not any(record["step"] >= step for record in records.steps()):
+        assert process.poll() is None, process.stdout.read()
+        assert time.monotonic() < deadline, f"no step {step}"
+        time.sleep(0.1)
+
+
+def test_ctrl_c_leaves_a_checkpoint_and_no_process_and_the_run_goes_on(run):
+    first = up(run)
+    wait_for_step(run, 1, first)
+    interrupted = time.monotonic()
+    first.send_signal(signal.SIGINT)
+    output, _ = first.communicate(timeout=30)
+    assert time.monotonic() - interrupted < 10
+    assert first.returncode == 130, output
+    assert "Go on with: trivet up" in output
+    assert processes_of(run) == []
+    stopped = Checkpoints(run / "runs" / "quickstart" / "checkpoints", keep=3).latest()
+    assert 1 <= stopped.state.step <= STEPS
+
+    second = up(run)
+    output, _ = second.communicate(timeout=300)
+    assert second.returncode == 0, output
+    assert "Before and after" in output
+    assert processes_of(run) == []
+    records = Records(run / "runs" / "quickstart").steps()
+    assert [record["step"] for record in records] == list(range(1, STEPS + 1))
+    groups = [group for record in records for group in record["groups"]]
+    assert sorted(groups) == sorted(f"g{issue}" for issue in range(4 * STEPS))
+    finished = Checkpoints(run / "runs" / "quickstart" / "checkpoints", keep=3).latest()
+    assert finished.state.step == STEPS
+    assert (run / "runs" / "quickstart" / "plot.png").stat().st_size > 10_000
+    assert json.loads((finished.policy / "config.json").read_text())["model_type"] == "qwen3_moe"
+
+
+def test_a_wrong_configuration_is_refused_before_anything_starts(run):
+    refused = up(run, "--set", "trainer.stepz=3")
+    output, _ = refused.communicate(timeout=60)
+    assert refused.returncode == 2
+    assert "trainer.stepz is not a known key" in output
+
+
+def test_an_unknown_scorer_ends_the_run_with_its_name(run):
+    refused = up(run, "--set", "reward.scorers=[{name: oracle}]", "--set", "run.name=other")
+    output, _ = refused.communicate(timeout=120)
+    assert refused.returncode == 1
+    assert "oracle" in output
+    assert "exact_match" in output
+    assert processes_of(run) == []
