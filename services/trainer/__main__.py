@@ -11,6 +11,7 @@ from trivet.v1 import trainer_pb2, trainer_pb2_grpc
 from services.common.config import Config, ConfigError
 from services.common.errors import InvalidData, TrivetError
 from services.common.logs import configure_logs, get_logger
+from services.common.records import Records
 from services.common.redis_client import connect
 from services.common.server import BackgroundServer, ServiceServer
 from services.common.service_main import parse_service_arguments
@@ -23,7 +24,6 @@ from services.trainer.groups import training_samples
 from services.trainer.intake import Arrival
 from services.trainer.loop import TrainingLoop
 from services.trainer.publication import Publisher
-from services.common.records import Records
 from services.trainer.reference import Reference, load_reference
 from services.trainer.service import TrainerServicer
 from services.trainer.status import Controls, Status

@@ -24,6 +24,9 @@ def write_model(model: Any, state: Mapping[str, Tensor], directory: Path) -> Non
     """Safetensors under the hub's own names, with configuration; `state` holds every parameter whole, on the CPU."""
     directory.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(directory, state_dict=dict(state))
+    for weights in directory.glob("*.safetensors"):
+        # safetensors writes for its owner alone; rollouts in containers run as other users.
+        weights.chmod(0o644)
 
 
 def copy_tokenizer(source: Path, directory: Path) -> None:

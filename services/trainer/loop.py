@@ -11,6 +11,7 @@ from trivet.v1 import step_pb2, trainer_pb2
 from services.common.config import Config
 from services.common.lineage import config_version
 from services.common.logs import get_logger
+from services.common.records import Records
 from services.trainer import metrics
 from services.trainer.checkpoint import (
     ENGINE_DIRECTORY,
@@ -26,7 +27,6 @@ from services.trainer.engine import TrainEngine
 from services.trainer.groups import training_samples
 from services.trainer.objective import group_relative
 from services.trainer.publication import Publisher
-from services.common.records import Records
 from services.trainer.samples import TrainSample
 from services.trainer.summary import summarize
 from services.trainer.update import Updater

@@ -36,7 +36,7 @@ class RolloutConfig(Section):
 class ScorerConfig(Section):
     name: str = Field(description="exact_match, numeric, regex, math_verify, reasoning_gym, or module:function")
     weight: float = 1.0
-    options: dict[str, Any] = Field(default_factory=dict, description="keyword arguments of the scorer, built in or imported")
+    options: dict[str, Any] = Field(default_factory=dict, description="keyword arguments of the scorer")
 
 
 class RewardConfig(Section):
