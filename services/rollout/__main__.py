@@ -93,8 +93,10 @@ class Rollout:
         try:
             return await self._work()
         finally:
-            left = await self._worker.stop(GRACE_SECONDS)
+            await self._worker.drain(GRACE_SECONDS)
+            left = self._sampler.running
             await asyncio.gather(self._engine.close(), self._server.stop())
+            await self._worker.abandon()
             tally = self._sampler.tally
             log.info("stopped", groups=tally.groups, samples=tally.samples, tokens=tally.tokens, groups_left=left)
 
@@ -127,4 +129,8 @@ class Rollout:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    status = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # All is closed by now; to take torch and vllm down module by module would last for seconds.
+    os._exit(status)

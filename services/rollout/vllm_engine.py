@@ -326,6 +326,8 @@ class VllmEngine:
                 moe = probe.model_config.get_num_experts() > 0
                 self._capture = "native" if wanted == "native" or probe.use_v2_model_runner else "worker_extension"
             arguments |= capture_arguments(self._config, self._capture, moe=moe)
+            if self._closed:
+                raise EngineFailed("engine_stopped", "engine was closed while it started")
             os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "1" if self._capture == "native" else "0"
             return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
         except (TypeError, ValueError) as error:
@@ -336,7 +338,7 @@ class VllmEngine:
         building = self._building
         if building is None:
             return
-        deadline = time.monotonic() + 2 * SHUTDOWN_SECONDS
+        deadline = time.monotonic() + 3 * SHUTDOWN_SECONDS
         while not building.done() and time.monotonic() < deadline:
             for child in multiprocessing.active_children():
                 child.kill()
@@ -363,6 +365,8 @@ class VllmEngine:
             return
         # Requests that still wait would wait for ever.
         llm.output_processor.propagate_error(EngineDeadError())
+        if llm.output_handler is not None:
+            llm.output_handler.cancel()
         await asyncio.to_thread(llm.shutdown, SHUTDOWN_SECONDS)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

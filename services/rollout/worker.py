@@ -1,7 +1,6 @@
 """Prompts in, samples out: reads the prompt stream, samples groups side by side, hands each on when it is done."""
 
 import asyncio
-import time
 
 import structlog
 from trivet.v1 import sample_pb2
@@ -59,7 +58,7 @@ class PromptWorker:
         self._changed.set()
 
     async def run(self) -> None:
-        """Works until `stop`. Raises what neither the prompt nor the engine explains."""
+        """Works until `drain`. Raises what neither the prompt nor the engine explains."""
         heartbeat = asyncio.create_task(self._beat())
         try:
             while not self._stopping:
@@ -74,13 +73,15 @@ class PromptWorker:
             heartbeat.cancel()
             await asyncio.gather(heartbeat, return_exceptions=True)
 
-    async def stop(self, grace_seconds: float) -> int:
-        """Finishes what is running within `grace_seconds`. Returns how many groups were left for others to claim."""
+    async def drain(self, grace_seconds: float) -> None:
+        """Takes no more prompts, and finishes what is running if that takes no longer."""
         self._stopping = True
         self._changed.set()
-        deadline = time.monotonic() + grace_seconds
-        while self._running and (left := deadline - time.monotonic()) > 0:
-            await asyncio.wait(list(self._running.values()), timeout=left)
+        if self._running:
+            await asyncio.wait(list(self._running.values()), timeout=grace_seconds)
+
+    async def abandon(self) -> int:
+        """Returns how many groups are left for others to claim."""
         tasks = list(self._running.values())
         for task in tasks:
             task.cancel()

@@ -79,7 +79,8 @@ def system(redis_client, redis_config, request):
 async def running(system):
     task = asyncio.create_task(system.worker.run())
     yield system
-    await system.worker.stop(0)
+    await system.worker.drain(0)
+    await system.worker.abandon()
     await task
 
 
@@ -228,7 +229,8 @@ async def test_stop_finishes_what_it_can(system):
     system.trainer.add(make_prompt())
     await system.until(lambda: system.engine.running == 1)
     asyncio.get_running_loop().call_later(0.2, system.engine.gate.set)
-    assert await system.worker.stop(10) == 0
+    await system.worker.drain(10)
+    assert await system.worker.abandon() == 0
     await task
     await system.receive(1)
     assert system.trainer.depth() == 0
@@ -239,7 +241,8 @@ async def test_stop_leaves_the_rest_for_others(system, redis_client, redis_confi
     system.engine.gate.clear()
     system.trainer.add(make_prompt())
     await system.until(lambda: system.engine.running == 1)
-    assert await system.worker.stop(0.1) == 1
+    await system.worker.drain(0.1)
+    assert await system.worker.abandon() == 1
     await task
     other = RunStreams(redis_client, system.config.run.name, redis_config).prompts("r2")
     entries = []
@@ -254,4 +257,4 @@ async def test_an_unexpected_failure_ends_the_worker(system):
     system.trainer.add(make_prompt())
     with pytest.raises(ZeroDivisionError, match="a bug"):
         await asyncio.wait_for(system.worker.run(), 20)
-    await system.worker.stop(0)
+    await system.worker.abandon()
