@@ -15,7 +15,7 @@ from services.common.config import Config
 REDIS_START_SECONDS = 20.0
 STOP_SECONDS = 7.0
 REDIS_STOP_SECONDS = 2.0
-RESTARTS = 5
+RESTARTS = 3
 EXIT_USAGE = 2
 
 

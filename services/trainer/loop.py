@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import structlog
 import torch
 from trivet.v1 import step_pb2, trainer_pb2
 
@@ -60,6 +61,9 @@ class TrainingLoop:
         self._start()
         self._publish()
         self._evaluate()
+        self._phases = {}
+        if self._conductor is not None:
+            self._conductor.status.start_clock(self._step)
         while self._step < self._config.trainer.steps:
             order = self._next_order()
             if order.action == step_pb2.STEP_ACTION_TRAIN:
@@ -87,11 +91,11 @@ class TrainingLoop:
             check_resumable(saved, model=self._model, data=data, world_size=self._engine.world_size)
             self._engine.load(saved.engine)
             self._step = saved.state.step
-            log.info("resumed", step=self._step, checkpoint=str(saved.path))
+            structlog.contextvars.bind_contextvars(step=self._step)
+            log.info("resumed", checkpoint=str(saved.path))
         if self._conductor is None:
             return
-        self._conductor.step = self._step
-        self._conductor.status.start_clock(self._step)
+        self._conductor.step = self._conductor.status.step = self._step
         if saved is not None:
             self._conductor.ledger.restore(saved.state.ledger)
             self._conductor.status.checkpoint_step = self._step
@@ -108,6 +112,7 @@ class TrainingLoop:
             return order
 
     def _train(self, order: step_pb2.StepOrder) -> None:
+        structlog.contextvars.bind_contextvars(step=self._step + 1)
         with self._phase("train"):
             self._values = self._updater.train(self._samples(order))
         self._step += 1
@@ -115,7 +120,7 @@ class TrainingLoop:
             self._conductor.step = self._step
         if not self._values["step_applied"]:
             metrics.STEPS_SKIPPED.inc()
-            log.warning("step skipped: the gradient was not finite", step=self._step)
+            log.warning("step skipped: the gradient was not finite")
 
     def _samples(self, order: step_pb2.StepOrder) -> list[TrainSample]:
         rewards = [score.reward for scored in order.groups for score in scored.scores]
@@ -172,7 +177,7 @@ class TrainingLoop:
                 "metrics": values,
             }
         )
-        log.info("step", step=self._step, loss=values["loss"], reward=values["reward_mean"])
+        log.info("step", loss=values["loss"], reward=values["reward_mean"])
 
     def _save(self) -> None:
         with self._phase("checkpoint"), metrics.CHECKPOINT_SECONDS.time():
@@ -202,7 +207,7 @@ class TrainingLoop:
         metrics.CHECKPOINT_STEP.set(self._step)
         metrics.CHECKPOINT_TIME.set(state.saved_at)
         conductor.controls.answer_saves(checkpoint_message(saved))
-        log.info("checkpoint", step=self._step, path=str(saved.path))
+        log.info("checkpoint", path=str(saved.path))
 
     def _evaluate(self) -> None:
         """Rank 0's alone; the other ranks wait at the next order's broadcast."""
@@ -217,7 +222,7 @@ class TrainingLoop:
         for name, value in values.items():
             metrics.EVALUATION_METRIC.labels(name).set(value)
         self._records.add_evaluation({"step": self._step, "time": time.time(), "metrics": values})
-        log.info("evaluation", step=self._step, **values)
+        log.info("evaluation", **values)
 
     def _due(self, every: int) -> bool:
         return every > 0 and self._step % every == 0 and self._step < self._config.trainer.steps

@@ -1,5 +1,7 @@
 from trivet.v1 import sample_pb2, step_pb2
 
+STEP_PHASES = ("wait", "train", "publish")
+
 
 def summarize(order: step_pb2.StepOrder, version: int, phases: dict[str, float]) -> dict[str, float]:
     """What a step was made of: rewards, lengths, staleness (in versions), and seconds by phase.
@@ -11,7 +13,8 @@ def summarize(order: step_pb2.StepOrder, version: int, phases: dict[str, float])
     flat = [reward for group in rewards for reward in group]
     tokens = sum(len(sample.token_ids) for sample in samples)
     staleness = [version - span.version for sample in samples for span in sample.versions]
-    seconds = sum(phases.values())
+    # Evaluations and checkpoints are not part of what a step costs.
+    seconds = sum(spent for phase, spent in phases.items() if phase in STEP_PHASES)
     mean = sum(flat) / len(flat)
     return {
         "reward_mean": mean,

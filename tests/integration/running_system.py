@@ -1,5 +1,6 @@
 """A whole system on one machine for tests to disturb: real Redis, vLLM, scorers and DeepSpeed, each its own process."""
 
+import json
 import sys
 import time
 from collections.abc import Callable
@@ -48,11 +49,13 @@ class System:
         self.processes[name].kill()
 
     def stop(self) -> None:
-        for process in self.processes.values():
-            process.terminate()
-        deadline = time.monotonic() + 10
-        for process in self.processes.values():
-            process.wait(deadline)
+        *services, broker = [self.processes[name] for name in sorted(self.processes, key=lambda name: name == "redis")]
+        for together in (services, [broker]):
+            for process in together:
+                process.terminate()
+            deadline = time.monotonic() + 10
+            for process in together:
+                process.wait(deadline)
 
     def until(self, condition: Callable[[], bool], what: str, timeout_seconds: float = 120) -> None:
         deadline = time.monotonic() + timeout_seconds
@@ -65,6 +68,23 @@ class System:
 
     def until_step(self, step: int) -> None:
         self.until(lambda: any(record["step"] >= step for record in self.records.steps()), f"step {step}")
+
+    def until_sampling(self, name: str) -> None:
+        self.until(lambda: self._event(name, "sampling") is not None, f"{name} that samples")
+
+    def until_busy(self, name: str) -> None:
+        """Until the rollout has taken prompts that it has not handed on."""
+        serving = self._event(name, "serving")
+        assert serving is not None
+
+        def busy() -> bool:
+            consumers = self.client.xinfo_consumers("system:prompts", "rollout")
+            return any(each["name"].decode() == serving["rollout"] and each["pending"] for each in consumers)
+
+        self.until(busy, f"{name} at work")
+
+    def running(self, name: str) -> bool:
+        return self.processes[name].exit_code() is None
 
     def until_redis(self) -> None:
         def answers() -> bool:
@@ -83,6 +103,13 @@ class System:
             stub = trainer_pb2_grpc.TrainerServiceStub(channel)
             request = trainer_pb2.TrainerServiceGetStatusRequest()
             return stub.GetStatus(request, timeout=20, wait_for_ready=True)
+
+    def _event(self, name: str, event: str) -> dict | None:
+        log = self.processes[name].log
+        for line in log.read_text(encoding="utf-8").splitlines() if log.exists() else []:
+            if line.startswith("{") and (found := json.loads(line))["event"] == event:
+                return found
+        return None
 
     def logs(self) -> str:
         return "\n".join(f"--- {name}\n{process.last_lines(25)}" for name, process in self.processes.items())

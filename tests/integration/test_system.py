@@ -11,7 +11,7 @@ from running_system import System
 from services.common.streams import DeadLetters
 from services.trainer.checkpoint import Checkpoints
 
-STEPS, GROUPS, SIZE = 8, 4, 4
+STEPS, GROUPS, SIZE = 16, 4, 4
 QUICKSTART = Path(__file__).parents[2] / "configs" / "quickstart.yaml"
 
 
@@ -30,17 +30,23 @@ def finished(quickstart_model, tmp_path_factory):
     try:
         system.start("redis")
         system.until_redis()
-        system.start("rollout-0", "rollout-1", "reward", "trainer")
+        system.start("rollout-0", "rollout-1", "reward")
+        system.until_sampling("rollout-0")
+        system.until_sampling("rollout-1")
+        system.start("trainer")
         system.until_step(1)
+        system.until_busy("rollout-1")
         system.kill("rollout-1")
-        system.until_step(3)
+        system.until_step(5)
         system.kill("trainer")
         system.start("trainer")
-        system.until_step(5)
+        system.until_step(9)
+        assert system.running("trainer")
         system.kill("redis")
         time.sleep(10)
         system.start("redis")
         system.until_redis()
+        assert system.running("trainer")
         system.until_finished()
         yield system
     finally:

@@ -25,7 +25,16 @@ class RolloutConfig(Section):
 
     @model_validator(mode="after")
     def _engine_keys(self) -> "RolloutConfig":
-        owned = {"model", "dtype", "logprobs_mode", "max_logprobs", "max_model_len", "seed", "worker_extension_cls"}
+        owned = {
+            "model",
+            "dtype",
+            "seed",
+            "max_model_len",
+            "logprobs_mode",
+            "worker_extension_cls",
+            "enable_return_routed_experts",
+            "return_sampling_mask",
+        }
         if taken := owned & self.engine.keys():
             raise ValueError(
                 f"engine sets {sorted(taken)}, which Trivet sets itself from the rest of the configuration"
