@@ -19,6 +19,8 @@ class TrainerState:
     """All that the trainer needs beside the engine's own state."""
 
     step: int
+    # The first part of every group id.
+    history: str
     # Digest of the model's parameter names and shapes.
     model: str
     data: str

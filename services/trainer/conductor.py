@@ -13,10 +13,11 @@ from services.common.errors import Unavailable
 from services.common.logs import get_logger
 from services.common.streams import DeadLetters, RunStreams
 from services.trainer import metrics
+from services.trainer.checkpoint import TrainerState
 from services.trainer.data import PromptData
 from services.trainer.evaluation import Evaluation
 from services.trainer.intake import Arrival, Intake
-from services.trainer.issuer import Issuer, issue_of
+from services.trainer.issuer import Issuer
 from services.trainer.ledger import Ledger
 from services.trainer.status import Controls, Status
 
@@ -53,12 +54,19 @@ class Conductor:
             open_blobs(config.blobs, self.client, config.run.name),
             self.ledger,
             check=self.check,
+            issue_of=self._issuer.issue_of,
             reissue=self._reissue,
             max_lost=config.trainer.max_lost_groups,
         )
 
-    def recover(self) -> None:
-        """After a restart: takes up what has arrived, and issues again what is nowhere to be found."""
+    @property
+    def history(self) -> str:
+        return self._issuer.history
+
+    def restore(self, state: TrainerState) -> None:
+        """Goes on from a checkpoint: takes up what has arrived, and issues again what is nowhere to be found."""
+        self.step, self._issuer.history = state.step, state.history
+        self.ledger.restore(state.ledger)
         self.intake.recover()
         self.reconcile()
 
@@ -129,11 +137,11 @@ class Conductor:
         alive: set[int | None] = set()
         # Groups only move forward, so looking in the order of the flow misses none.
         for prompt in self._prompts.scan():
-            alive.add(issue_of(prompt.group_id))
+            alive.add(self._issuer.issue_of(prompt.group_id))
         for group in self._samples.scan():
-            alive.add(issue_of(group.prompt.group_id))
+            alive.add(self._issuer.issue_of(group.prompt.group_id))
         for scored in self._scored.scan():
-            alive.add(issue_of(scored.group.prompt.group_id))
+            alive.add(self._issuer.issue_of(scored.group.prompt.group_id))
         self.intake.read_dead_letters()
         for issue in sorted(self.ledger.outstanding.keys() - alive - self.intake.held_issues()):
             log.warning("outstanding group is nowhere, issued again", issue=issue)

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from prometheus_client import Counter
 from trivet.v1 import sample_pb2, tensor_pb2
 
 from services.common.blobs import BlobStore
@@ -12,7 +13,6 @@ from services.common.streams import DeadLetters, Entry, Stream
 from services.trainer import metrics
 from services.trainer.evaluation import Evaluation
 from services.trainer.groups import check_group
-from services.trainer.issuer import issue_of
 from services.trainer.ledger import Ledger
 
 READ_AT_ONCE = 64
@@ -47,11 +47,12 @@ class Intake:
         ledger: Ledger,
         *,
         check: Callable[[Arrival], None],
+        issue_of: Callable[[str], int | None],
         reissue: Callable[[int], None],
         max_lost: int,
     ) -> None:
         self._stream, self._dead_letters, self._blobs, self._ledger = stream, dead_letters, blobs, ledger
-        self._check, self._reissue, self._max_lost = check, reissue, max_lost
+        self._check, self._issue_of, self._reissue, self._max_lost = check, issue_of, reissue, max_lost
         self._lost_in_a_row = 0
         self._ready: list[Arrival] = []
         self._trained: list[Arrival] = []
@@ -101,8 +102,10 @@ class Intake:
         prompt = entry.message.group.prompt
         if prompt.purpose == sample_pb2.PURPOSE_EVALUATION:
             self._accept_evaluation(entry)
+        elif self._issue_of(prompt.group_id) is None:
+            self._drop(entry, metrics.GROUPS_STALE)
         elif not self._ledger.is_outstanding(prompt.issue) or prompt.issue in self.held_issues():
-            self._drop_duplicate(entry)
+            self._drop(entry, metrics.GROUPS_DUPLICATE)
         else:
             self._accept_training(entry)
 
@@ -137,15 +140,15 @@ class Intake:
     def _fetch(self, scored: sample_pb2.ScoredGroup) -> tuple[bytes, ...]:
         return tuple(self._blobs.get(reference) for reference in _references(scored))
 
-    def _drop_duplicate(self, entry: Entry[sample_pb2.ScoredGroup]) -> None:
-        metrics.GROUPS_DUPLICATE.inc()
+    def _drop(self, entry: Entry[sample_pb2.ScoredGroup], counter: Counter) -> None:
+        counter.inc()
         kept = {reference.key for arrival in self._ready + self._trained for reference in _references(arrival.scored)}
         self._blobs.delete(reference for reference in _references(entry.message) if reference.key not in kept)
         self._stream.ack([entry.id])
 
     def _give_up(self, letter: sample_pb2.DeadLetter) -> None:
         log.warning("dead letter", stream=letter.stream, group=letter.group_id, code=letter.code, reason=letter.reason)
-        issue = issue_of(letter.group_id)
+        issue = self._issue_of(letter.group_id)
         if issue is not None and self._ledger.is_outstanding(issue) and issue not in self.held_issues():
             metrics.GROUPS_LOST.labels(letter.code).inc()
             self._ledger.lose(issue)

@@ -1,23 +1,36 @@
+import uuid
+
 from trivet.v1 import sample_pb2
 
 from services.common.config import Config
 from services.common.lineage import code_version, config_version
 from services.trainer.data import PromptData, PromptRow
 
-TRAIN_PREFIX = "g"
-
 
 class Issuer:
-    """Turns data rows into prompts: the same issue always gives the same prompt."""
+    """Turns data rows into prompts: the same issue always gives the same prompt.
+
+    Group ids begin with the history's own id, so that what an earlier history of the run's name left in Redis is not
+    taken for its own. A history begins without a checkpoint and lives on in its checkpoints.
+    """
 
     def __init__(self, config: Config, data: PromptData) -> None:
         self._config, self._data = config, data
+        self.history = uuid.uuid4().hex[:8]
         self._lineage = sample_pb2.Lineage(data=data.version, code=code_version(), config=config_version(config))
+
+    def group_id(self, issue: int) -> str:
+        return f"{self.history}-{issue}"
+
+    def issue_of(self, group_id: str) -> int | None:
+        """The issue that a training group's id names; None for an evaluation or another history."""
+        history, _, number = group_id.partition("-")
+        return int(number) if history == self.history and number.isdecimal() else None
 
     def training_prompt(self, issue: int, attempt: int, min_version: int) -> sample_pb2.Prompt:
         sampling = self._config.sampling
         prompt = self._prompt(self._data.train[issue], sampling.temperature, min_version)
-        prompt.group_id, prompt.issue, prompt.attempt = group_id(issue), issue, attempt
+        prompt.group_id, prompt.issue, prompt.attempt = self.group_id(issue), issue, attempt
         prompt.purpose, prompt.group_size = sample_pb2.PURPOSE_TRAIN, sampling.group_size
         return prompt
 
@@ -50,13 +63,3 @@ class Issuer:
             min_version=min_version,
             lineage=self._lineage,
         )
-
-
-def group_id(issue: int) -> str:
-    return f"{TRAIN_PREFIX}{issue}"
-
-
-def issue_of(group_id: str) -> int | None:
-    """The issue that a training group's id names; None for anything else."""
-    number = group_id.removeprefix(TRAIN_PREFIX)
-    return int(number) if group_id.startswith(TRAIN_PREFIX) and number.isdecimal() else None

@@ -95,11 +95,9 @@ class TrainingLoop:
             log.info("resumed", checkpoint=str(saved.path))
         if self._conductor is None:
             return
-        self._conductor.step = self._conductor.status.step = self._step
+        self._conductor.status.step = self._conductor.status.checkpoint_step = self._step
         if saved is not None:
-            self._conductor.ledger.restore(saved.state.ledger)
-            self._conductor.status.checkpoint_step = self._step
-            self._conductor.recover()
+            self._conductor.restore(saved.state)
         self._conductor.start_clock()
 
     def _next_order(self) -> step_pb2.StepOrder:
@@ -194,6 +192,7 @@ class TrainingLoop:
     def _commit(self, conductor: Conductor) -> None:
         state = TrainerState(
             step=self._step,
+            history=conductor.history,
             model=self._model,
             data=conductor.data.version,
             config=config_version(self._config),

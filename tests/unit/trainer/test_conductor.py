@@ -9,9 +9,9 @@ from services.common.blobs import open_blobs
 from services.common.config import parse_config
 from services.common.errors import InvalidData, TrivetError, Unavailable
 from services.common.streams import RunStreams
+from services.trainer.checkpoint import TrainerState
 from services.trainer.conductor import Conductor
 from services.trainer.data import PromptData, PromptRow, PromptSet
-from services.trainer.issuer import group_id
 from services.trainer.status import Controls, Status
 
 GROUPS, SIZE = 2, 2
@@ -43,13 +43,13 @@ class Play:
         scores = [sample_pb2.Score(reward=index, raw_reward=index) for index in range(prompt.group_size)]
         return sample_pb2.ScoredGroup(group=sample_pb2.Group(prompt=prompt, samples=samples), scores=scores)
 
-    def answer(self, change=lambda scored: None) -> list[str]:
+    def answer(self, change=lambda scored: None) -> list[int]:
         answered = []
         for entry in self.read():
             scored = self.group(entry.message)
             change(scored)
             self.prompts.forward(entry.id, self.scored, scored)
-            answered.append(entry.message.group_id)
+            answered.append(entry.message.issue)
         return answered
 
 
@@ -92,8 +92,12 @@ def until_training(made: Conductor) -> step_pb2.StepOrder:
     raise AssertionError("nothing to train on")
 
 
-def trained(order: step_pb2.StepOrder) -> list[str]:
-    return [scored.group.prompt.group_id for scored in order.groups]
+def trained(order: step_pb2.StepOrder) -> list[int]:
+    return [scored.group.prompt.issue for scored in order.groups]
+
+
+def state(made: Conductor, step: int = 0) -> TrainerState:
+    return TrainerState(step, made.history, "m", "d", "c", 1, made.ledger.dump(), 0.0)
 
 
 def test_issues_within_the_bound_and_trains_each_group_once(config, redis_client, play):
@@ -108,7 +112,7 @@ def test_issues_within_the_bound_and_trains_each_group_once(config, redis_client
         seen += trained(order)
         made.step += 1
         assert made.ledger.cursor <= (made.step + 1 + 1) * GROUPS
-    assert seen == [group_id(issue) for issue in range(3 * GROUPS)]
+    assert seen == list(range(3 * GROUPS))
 
 
 def test_entries_and_blobs_stay_until_a_checkpoint_holds_them(config, redis_client, play):
@@ -127,11 +131,10 @@ def test_after_a_crash_the_same_groups_are_trained_from_the_checkpoint_on(config
     made = conductor(config, redis_client)
     made.issue()
     play.answer()
-    state = made.ledger.dump()
+    saved = state(made)
     first = trained(until_training(made))
     again = conductor(config, redis_client)
-    again.ledger.restore(state)
-    again.recover()
+    again.restore(saved)
     assert trained(until_training(again)) == first
     assert again.ledger.cursor == 2 * GROUPS
 
@@ -143,10 +146,9 @@ def test_what_is_nowhere_after_a_crash_is_issued_again_and_what_is_somewhere_is_
     play.prompts.ack([lost.id])
     play.prompts.forward(held[0].id, play.samples, sample_pb2.Group(prompt=held[0].message))
     again = conductor(config, redis_client)
-    again.ledger.restore(made.ledger.dump())
-    again.recover()
+    again.restore(state(made))
     (entry,) = play.read()
-    assert (entry.message.group_id, entry.message.attempt) == (lost.message.group_id, 1)
+    assert (entry.message.issue, entry.message.attempt) == (lost.message.issue, 1)
 
 
 def test_a_group_that_comes_twice_counts_once(config, redis_client, play):
@@ -156,9 +158,25 @@ def test_a_group_that_comes_twice_counts_once(config, redis_client, play):
     for entry in entries:
         play.scored.add(play.group(entry.message))
         play.scored.add(play.group(entry.message))
-    assert trained(until_training(made)) == ["g0", "g1"]
-    assert trained(until_training(made)) == ["g2", "g3"]
+    assert trained(until_training(made)) == [0, 1]
+    assert trained(until_training(made)) == [2, 3]
     assert made.ledger.trained == 4
+
+
+def test_what_an_earlier_history_of_the_name_left_is_dropped(config, redis_client, play):
+    earlier = conductor(config, redis_client)
+    earlier.issue()
+    refused, *_ = play.read()
+    play.prompts.dead_letter(refused, InvalidData("prompt_too_long", "prompt has 9 tokens, at most 8 allowed"))
+    time.sleep(0.3)
+    assert play.answer() == [1, 2, 3]
+    made = conductor(config, redis_client)
+    made.issue()
+    assert made.next_order().action == step_pb2.STEP_ACTION_WAIT
+    assert (made.ledger.lost, made.intake.ready, play.scored.depth()) == (set(), 0, 0)
+    assert redis_client.keys("run:blob:*") == []
+    play.answer()
+    assert trained(until_training(made)) == [0, 1]
 
 
 def test_a_missing_blob_is_issued_again(config, redis_client, play):
@@ -167,11 +185,11 @@ def test_a_missing_blob_is_issued_again(config, redis_client, play):
     groups = []
     play.answer(groups.append)
     play.blobs.delete([groups[0].group.samples[1].replay])
-    assert trained(until_training(made)) == ["g1", "g2"]
+    assert trained(until_training(made)) == [1, 2]
     (again,) = play.read()
-    assert (again.message.group_id, again.message.attempt) == ("g0", 1)
+    assert (again.message.issue, again.message.attempt) == (0, 1)
     play.scored.add(play.group(again.message))
-    assert trained(until_training(made)) == ["g3", "g0"]
+    assert trained(until_training(made)) == [3, 0]
 
 
 def test_a_corrupt_blob_is_issued_again(config, redis_client, play):
@@ -180,8 +198,8 @@ def test_a_corrupt_blob_is_issued_again(config, redis_client, play):
     groups = []
     play.answer(groups.append)
     redis_client.set(groups[0].group.samples[0].replay.key, b"rotten")
-    assert trained(until_training(made)) == ["g1", "g2"]
-    assert [entry.message.group_id for entry in play.read()] == ["g0"]
+    assert trained(until_training(made)) == [1, 2]
+    assert [entry.message.issue for entry in play.read()] == [0]
 
 
 def nan_logprob(scored):
@@ -213,14 +231,14 @@ def test_a_bad_group_is_dead_lettered_by_name_and_replaced(config, redis_client,
     made = conductor(config, redis_client)
     made.issue()
     play.answer(lambda scored: change(scored) if scored.group.prompt.issue == 1 else None)
-    assert trained(until_training(made)) == ["g0", "g2"]
+    assert trained(until_training(made)) == [0, 2]
     (_, fields), *_ = redis_client.xrange("run:dead")
     letter = sample_pb2.DeadLetter.FromString(fields[b"message"])
-    assert (letter.code, letter.group_id) == (code, "g1")
+    assert (letter.code, letter.group_id) == (code, f"{made.history}-1")
     made.step += 1
     made.issue()
     assert made.ledger.lost == {1}
-    assert play.answer() == ["g4", "g5", "g6"]
+    assert play.answer() == [4, 5, 6]
 
 
 def test_a_replay_that_the_model_refuses_is_dead_lettered(config, redis_client, play):
@@ -231,7 +249,7 @@ def test_a_replay_that_the_model_refuses_is_dead_lettered(config, redis_client, 
     made = conductor(config, redis_client, check)
     made.issue()
     play.answer()
-    assert trained(until_training(made)) == ["g1", "g2"]
+    assert trained(until_training(made)) == [1, 2]
 
 
 def test_a_rollouts_dead_letter_makes_room_for_another_prompt(config, redis_client, play):
@@ -242,8 +260,8 @@ def test_a_rollouts_dead_letter_makes_room_for_another_prompt(config, redis_clie
     made.next_order()
     assert made.ledger.lost == {0}
     made.issue()
-    assert play.answer() == ["g1", "g2", "g3"]
-    assert play.answer() == ["g4"]
+    assert play.answer() == [1, 2, 3]
+    assert play.answer() == [4]
 
 
 def test_too_many_lost_groups_in_a_row_end_the_run_with_the_reason(config, redis_client, play):
@@ -262,7 +280,7 @@ def test_an_evaluation_waits_for_its_own_results(config, redis_client, play):
     made = conductor(config, redis_client)
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(made.evaluate)
-        answered: list[str] = []
+        answered: list[int] = []
         deadline = time.monotonic() + 5
         while not waiting.done() and time.monotonic() < deadline:
             answered += play.answer()
