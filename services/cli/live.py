@@ -1,5 +1,7 @@
 """The live view of a run: a table that redraws itself in a terminal, one line a step elsewhere."""
 
+from collections.abc import Mapping
+
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
@@ -8,12 +10,15 @@ from trivet.v1 import trainer_pb2
 
 from services.cli.observation import Observation
 
+COLUMNS = 3
+UNKNOWN = "–"
+
 
 class View:
     def __init__(self, console: Console, run: str) -> None:
         self._console, self._run = console, run
         self._live = Live(console=console, refresh_per_second=4, transient=True) if console.is_terminal else None
-        self._printed = (-1, 0.0)
+        self._printed = -1
 
     def __enter__(self) -> "View":
         if self._live is not None:
@@ -27,8 +32,8 @@ class View:
     def show(self, seen: Observation) -> None:
         if self._live is not None:
             self._live.update(panel(self._run, seen))
-        elif seen.trainer is not None and seen.trainer.metrics and seen.trainer.step != self._printed[0]:
-            self._printed = (seen.trainer.step, 0.0)
+        elif seen.trainer is not None and seen.trainer.metrics and seen.trainer.step != self._printed:
+            self._printed = seen.trainer.step
             self._console.print(line(seen.trainer))
 
 
@@ -50,68 +55,36 @@ def panel(run: str, seen: Observation) -> RenderableType:
     state = trainer_pb2.TrainerState.Name(trainer.state).removeprefix("TRAINER_STATE_").lower()
     minutes, seconds = divmod(round(trainer.eta_seconds), 60)
     table = Table(title=f"{run}: {state}", title_justify="left", show_header=False, box=None, padding=(0, 3, 0, 0))
-    for _ in range(3):
+    for _ in range(COLUMNS):
         table.add_column(justify="left", style="cyan", no_wrap=True)
         table.add_column(justify="right", no_wrap=True)
     step, held_out = trainer.metrics, trainer.evaluation
-    versions = " ".join(str(rollout.version) for rollout in seen.rollouts.values()) or "–"
+    versions = " ".join(str(rollout.version) for rollout in seen.rollouts.values()) or UNKNOWN
     sampling = sum(rollout.tokens_per_second for rollout in seen.rollouts.values())
-    depths = " · ".join(f"{name} {depth}" for name, depth in seen.depths.items()) or "–"
-    rows = [
-        (
-            "step",
-            f"{trainer.step} / {trainer.steps}",
-            "reward",
-            _number(step, "reward_mean"),
-            "ETA",
-            f"{minutes}:{seconds:02}",
-        ),
-        (
-            "held-out greedy",
-            _number(held_out, "greedy_accuracy"),
-            "held-out sampled",
-            _number(held_out, "sampled_accuracy"),
-            "length",
-            _number(step, "length_mean", 1),
-        ),
-        (
-            "KL to reference",
-            _number(step, "kl", 5),
-            "sampler/trainer ratio",
-            _number(step, "sampler_ratio_mean", 5),
-            "masked sequences",
-            _number(step, "masked_sequence_ratio"),
-        ),
-        (
-            "routing agreement",
-            _number(step, "routing_agreement", 4),
-            "mismatch KL",
-            _number(step, "mismatch_kl", 6),
-            "gradient norm",
-            _number(step, "grad_norm"),
-        ),
-        (
-            "versions",
-            f"trainer {trainer.version}, rollout {versions}",
-            "staleness",
-            _number(step, "staleness_mean", 2),
-            "tokens/s",
-            f"train {step.get('tokens_per_second', 0):.0f}, sample {sampling:.0f}",
-        ),
-        (
-            "queues",
-            depths,
-            "groups in flight",
-            str(trainer.groups_in_flight),
-            "checkpoint",
-            str(trainer.checkpoint_step),
-        ),
+    cells = [
+        ("step", f"{trainer.step} / {trainer.steps}"),
+        ("reward", _number(step, "reward_mean")),
+        ("ETA", f"{minutes}:{seconds:02}"),
+        ("held-out greedy", _number(held_out, "greedy_accuracy")),
+        ("held-out sampled", _number(held_out, "sampled_accuracy")),
+        ("length", _number(step, "length_mean", 1)),
+        ("KL to reference", _number(step, "kl", 5)),
+        ("sampler/trainer ratio", _number(step, "sampler_ratio_mean", 5)),
+        ("masked sequences", _number(step, "masked_sequence_ratio")),
+        ("routing agreement", _number(step, "routing_agreement", 4)),
+        ("mismatch KL", _number(step, "mismatch_kl", 6)),
+        ("gradient norm", _number(step, "grad_norm")),
+        ("versions", f"trainer {trainer.version}, rollout {versions}"),
+        ("staleness", _number(step, "staleness_mean", 2)),
+        ("tokens/s", f"train {step.get('tokens_per_second', 0):.0f}, sample {sampling:.0f}"),
+        ("queues", " · ".join(f"{name} {depth}" for name, depth in seen.depths.items()) or UNKNOWN),
+        ("groups in flight", str(trainer.groups_in_flight)),
+        ("checkpoint", str(trainer.checkpoint_step)),
     ]
-    for row in rows:
-        table.add_row(*row)
+    for first in range(0, len(cells), COLUMNS):
+        table.add_row(*(text for cell in cells[first : first + COLUMNS] for text in cell))
     return Group(table, ProgressBar(total=max(1, trainer.steps), completed=trainer.step, width=100))
 
 
-def _number(values: "dict[str, float] | object", name: str, digits: int = 3) -> str:
-    value = values.get(name) if hasattr(values, "get") else None
-    return "–" if value is None else f"{value:.{digits}f}"
+def _number(values: Mapping[str, float], name: str, digits: int = 3) -> str:
+    return f"{values[name]:.{digits}f}" if name in values else UNKNOWN

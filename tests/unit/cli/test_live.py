@@ -1,0 +1,58 @@
+from io import StringIO
+
+from rich.console import Console
+from trivet.v1 import rollout_pb2, trainer_pb2
+
+from services.cli.live import View, panel
+from services.cli.observation import Observation
+
+STEP = {
+    "reward_mean": 0.5,
+    "kl": 0.01,
+    "sampler_ratio_mean": 1.0,
+    "routing_agreement": 0.99,
+    "masked_sequence_ratio": 0.1,
+}
+
+
+def observation(step: int = 3) -> Observation:
+    trainer = trainer_pb2.TrainerServiceGetStatusResponse(
+        run="run",
+        state=trainer_pb2.TRAINER_STATE_TRAINING,
+        step=step,
+        steps=10,
+        version=step,
+        metrics={**STEP, "tokens_per_second": 321.0},
+        evaluation={"greedy_accuracy": 0.75, "sampled_accuracy": 0.625},
+        eta_seconds=65,
+    )
+    rollout = rollout_pb2.RolloutServiceGetStatusResponse(version=2, tokens_per_second=1234)
+    return Observation(trainer, {"rollout-0": rollout}, {"prompts": 5, "samples": 1, "scored": 7})
+
+
+def rendered(seen: Observation) -> str:
+    console = Console(file=StringIO(), width=160)
+    console.print(panel("run", seen))
+    return console.file.getvalue()
+
+
+def test_the_panel_shows_what_one_wants_to_know():
+    text = rendered(observation())
+    for expected in ("3 / 10", "0.500", "0.750", "0.625", "0.01000", "1.00000", "0.9900", "0.100", "1:05", "training"):
+        assert expected in text
+    assert "trainer 3, rollout 2" in text
+    assert "prompts 5 · samples 1 · scored 7" in text
+    assert "train 321, sample 1234" in text
+
+
+def test_a_trainer_that_starts_is_told():
+    assert "starting" in rendered(Observation())
+
+
+def test_without_a_terminal_each_step_is_one_line():
+    console = Console(file=StringIO(), width=300)
+    with View(console, "run") as view:
+        for step in (1, 1, 2):
+            view.show(observation(step))
+    lines = console.file.getvalue().splitlines()
+    assert [line.split()[1] for line in lines] == ["1/10", "2/10"]
