@@ -8,7 +8,9 @@ from services.trainer.checkpoint import Checkpoints, TrainerState, check_resumab
 
 def state(step: int) -> TrainerState:
     ledger = {"cursor": 4, "outstanding": {}, "lost": []}
-    return TrainerState(step=step, history="h", model="m", data="d", config="c", world_size=1, ledger=ledger, saved_at=1.0)
+    return TrainerState(
+        step=step, history="h", model="m", data="d", config="c", world_size=1, ledger=ledger, saved_at=1.0
+    )
 
 
 def save(checkpoints: Checkpoints, step: int):
