@@ -96,7 +96,8 @@ def _conduct(
         data = load_prompts(config.data, AutoTokenizer.from_pretrained(config.model.path), config.run.seed)
         if data.dropped:
             log.warning("rows left out: too long, or held out for validation", rows=data.dropped)
-        conductor = Conductor(config, data, client, status, controls, check=_replay_check(config, engine))
+        rounds = config.algorithm.dynamic_sampling_rounds if build_objective(config).algorithm.dynamic_sampling else 0
+        conductor = Conductor(config, data, client, status, controls, _replay_check(config, engine), rounds)
         loop = TrainingLoop(
             config,
             engine,
@@ -123,9 +124,15 @@ def _replay_check(config: Config, engine: TrainEngine) -> Callable[[Arrival], No
     """An arrival is checked by the code that later trains on it."""
 
     def check(arrival: Arrival) -> None:
-        expected = config.sampling.truncates
-        no_advantages = [0.0] * len(arrival.replays)
-        training_samples(arrival.scored, arrival.replays, no_advantages, engine.facts, candidates_expected=expected)
+        nothing = [0.0] * len(arrival.replays)
+        training_samples(
+            arrival.scored,
+            arrival.replays,
+            engine.facts,
+            rewards=nothing,
+            advantages=nothing,
+            candidates_expected=config.sampling.truncates,
+        )
 
     return check
 

@@ -39,6 +39,8 @@ class Conductor:
     status: Status
     controls: Controls
     check: Callable[[Arrival], None]
+    # Dynamic sampling: how many batches of groups without variance may be replaced before a step.
+    filtered_rounds: int = 0
 
     def __post_init__(self) -> None:
         config = self.config
@@ -57,6 +59,7 @@ class Conductor:
             issue_of=self._issuer.issue_of,
             reissue=self._reissue,
             max_lost=config.trainer.max_lost_groups,
+            max_filtered=self.filtered_rounds * config.trainer.groups_per_step,
         )
 
     @property

@@ -39,12 +39,13 @@ def check_group(scored: sample_pb2.ScoredGroup) -> None:
 def training_samples(
     scored: sample_pb2.ScoredGroup,
     replays: Sequence[bytes],
-    advantages: Sequence[float],
     facts: ModelFacts,
     *,
+    rewards: Sequence[float],
+    advantages: Sequence[float],
     candidates_expected: bool,
 ) -> list[TrainSample]:
-    """`replays` and `advantages` stand in the order of the samples.
+    """`replays`, `rewards` and `advantages` stand in the order of the samples.
 
     Raises InvalidData where replay data is missing, malformed, or cannot be this model's.
     """
@@ -52,7 +53,7 @@ def training_samples(
     prompt = np.asarray(group.prompt.token_ids, np.int32)
     _check_vocabulary(group.prompt.group_id, prompt, facts.vocabulary)
     samples = []
-    for sample, data, advantage in zip(group.samples, replays, advantages, strict=True):
+    for sample, data, reward, advantage in zip(group.samples, replays, rewards, advantages, strict=True):
         token_ids = np.asarray(sample.token_ids, np.int32)
         _check_vocabulary(sample.sample_id, token_ids, facts.vocabulary)
         replay = decode_replay(data, sample_id=sample.sample_id, prompt_length=len(prompt), token_ids=token_ids)
@@ -75,7 +76,9 @@ def training_samples(
                 rollout_logprobs=np.asarray(sample.logprobs, np.float32),
                 replay=replay,
                 advantage=advantage,
+                reward=reward,
                 temperature=group.prompt.sampling.temperature,
+                truncated=sample.finish_reason == sample_pb2.FINISH_REASON_LENGTH,
             )
         )
     return samples

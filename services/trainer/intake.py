@@ -50,9 +50,12 @@ class Intake:
         issue_of: Callable[[str], int | None],
         reissue: Callable[[int], None],
         max_lost: int,
+        max_filtered: int = 0,
     ) -> None:
+        """Up to `max_filtered` groups whose rewards are all the same are replaced before each step."""
         self._stream, self._dead_letters, self._blobs, self._ledger = stream, dead_letters, blobs, ledger
         self._check, self._issue_of, self._reissue, self._max_lost = check, issue_of, reissue, max_lost
+        self._max_filtered, self._filtered = max_filtered, 0
         self._lost_in_a_row = 0
         self._ready: list[Arrival] = []
         self._trained: list[Arrival] = []
@@ -80,6 +83,7 @@ class Intake:
         taken, self._ready = self._ready[:count], self._ready[count:]
         self._ledger.train([arrival.issue for arrival in taken])
         self._trained += taken
+        self._filtered = 0
         return taken
 
     def commit(self) -> None:
@@ -135,10 +139,19 @@ class Intake:
                 self._stream.dead_letter(entry, error)
             return
         self._lost_in_a_row = 0
-        self._ready.append(arrival)
+        if self._filtered < self._max_filtered and len({score.reward for score in entry.message.scores}) == 1:
+            self._filter(entry, issue)
+        else:
+            self._ready.append(arrival)
 
     def _fetch(self, scored: sample_pb2.ScoredGroup) -> tuple[bytes, ...]:
         return tuple(self._blobs.get(reference) for reference in _references(scored))
+
+    def _filter(self, entry: Entry[sample_pb2.ScoredGroup], issue: int) -> None:
+        """Dynamic sampling: a group without variance has nothing to teach, and a fresh prompt takes its place."""
+        self._filtered += 1
+        self._ledger.lose(issue)
+        self._drop(entry, metrics.GROUPS_FILTERED)
 
     def _drop(self, entry: Entry[sample_pb2.ScoredGroup], counter: Counter) -> None:
         counter.inc()

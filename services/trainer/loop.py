@@ -6,7 +6,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import structlog
-import torch
 from trivet.v1 import step_pb2, trainer_pb2
 
 from services.common.config import Config
@@ -26,8 +25,8 @@ from services.trainer.checkpoint import (
 from services.trainer.conductor import Conductor
 from services.trainer.engine import TrainEngine
 from services.trainer.groups import training_samples
-from services.trainer.objective import group_relative
 from services.trainer.publication import Publisher
+from services.trainer.rewards import advantages_in_groups, shaped_rewards
 from services.trainer.samples import TrainSample
 from services.trainer.summary import summarize
 from services.trainer.update import Updater
@@ -121,21 +120,16 @@ class TrainingLoop:
             log.warning("step skipped: the gradient was not finite")
 
     def _samples(self, order: step_pb2.StepOrder) -> list[TrainSample]:
-        rewards = [score.reward for scored in order.groups for score in scored.scores]
-        groups = [index for index, scored in enumerate(order.groups) for _ in scored.scores]
-        advantages = group_relative(
-            torch.tensor(rewards, dtype=torch.float64),
-            torch.tensor(groups),
-            self._config.algorithm.advantage_normalization,
-        ).tolist()
+        rewards = shaped_rewards(order.groups, self._config)
+        advantages = advantages_in_groups(rewards, self._config.algorithm.advantage_normalization)
         samples: list[TrainSample] = []
-        for scored in order.groups:
-            start, end = len(samples), len(samples) + len(scored.scores)
+        for scored, reward, advantage in zip(order.groups, rewards, advantages, strict=True):
             samples += training_samples(
                 scored,
-                order.replay[start:end],
-                advantages[start:end],
+                order.replay[len(samples) : len(samples) + len(reward)],
                 self._engine.facts,
+                rewards=reward,
+                advantages=advantage,
                 candidates_expected=self._config.sampling.truncates,
             )
         return samples

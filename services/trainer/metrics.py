@@ -14,6 +14,7 @@ GROUPS_TRAINED = Counter("trivet_trainer_groups_trained_total", "Groups trained 
 GROUPS_REISSUED = Counter("trivet_trainer_groups_reissued_total", "Groups issued again, by reason", ["code"])
 GROUPS_LOST = Counter("trivet_trainer_groups_lost_total", "Groups given up and replaced, by reason", ["code"])
 GROUPS_DUPLICATE = Counter("trivet_trainer_groups_duplicate_total", "Groups that arrived again and were not counted")
+GROUPS_FILTERED = Counter("trivet_trainer_groups_filtered_total", "Groups without variance, replaced")
 GROUPS_STALE = Counter("trivet_trainer_groups_stale_total", "Groups of an earlier run of the same name, dropped")
 GROUPS_IN_FLIGHT = Gauge("trivet_trainer_groups_in_flight", "Groups issued and neither trained nor lost")
 STEPS_SKIPPED = Counter(

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from services.common.errors import InvalidData
@@ -103,6 +103,7 @@ class PackedBatch:
     rollout_logprobs: Float[Tensor, "tokens"]
     temperatures: Float[Tensor, "tokens"]
     advantages: Float[Tensor, "samples"]
+    truncated: Bool[Tensor, "samples"]
     # None for a dense model.
     routing: Int[Tensor, "positions layers experts_per_token"] | None
     # None where the whole vocabulary was allowed everywhere.
@@ -153,6 +154,7 @@ def pack(samples: Sequence[TrainSample]) -> PackedBatch:
         rollout_logprobs=_floats(np.concatenate([sample.rollout_logprobs for sample in samples])),
         temperatures=_floats(np.repeat([sample.temperature for sample in samples], completions)),
         advantages=_floats(np.asarray([sample.advantage for sample in samples])),
+        truncated=torch.tensor([sample.truncated for sample in samples]),
         routing=_pack_routing(samples),
         candidates=_pack_candidates(samples),
     )

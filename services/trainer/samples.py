@@ -24,6 +24,9 @@ class TrainSample:
     replay: Replay
     advantage: float
     temperature: float = 1.0
+    reward: float = 0.0
+    # Cut off at max_tokens.
+    truncated: bool = False
 
     def __post_init__(self) -> None:
         if len(self.prompt_token_ids) == 0 or len(self.token_ids) == 0:

@@ -11,6 +11,7 @@ from torch import Tensor
 from services.common.config import Config
 from services.trainer.engine import PolicyOutput, StepResult, TrainEngine
 from services.trainer.objective import (
+    Calibration,
     ImportanceCorrection,
     KlPenalty,
     LossInputs,
@@ -80,6 +81,8 @@ class Updater:
                     total_tokens=tokens,
                     total_sequences=len(samples),
                     max_length=self._config.sampling.max_tokens,
+                    truncated=batch.truncated if self._config.algorithm.mask_truncated else None,
+                    steps_applied=self._engine.steps_applied,
                 ),
                 objective,
             )
@@ -195,6 +198,7 @@ SAMPLER_AGAINST_TRAINER = (
     "sampler_ratio_mean",
     "routing_agreement",
     "mismatch_kl",
+    *(f"ratio{suffix}" for suffix in ("", "_min", "_max", "_p1", "_p50", "_p99", "_p999")),
 )
 
 
@@ -207,13 +211,26 @@ def split(samples: Sequence[TrainSample], parts: int) -> list[Sequence[TrainSamp
 def build_objective(config: Config) -> Objective:
     """Raises ValueError for an unknown algorithm."""
     settings = config.algorithm
-    chosen = find_algorithm(settings.name).override(settings.aggregation, settings.clip_low, settings.clip_high)
+    chosen = find_algorithm(settings.name).override(
+        settings.aggregation,
+        settings.clip_low,
+        settings.clip_high,
+        settings.value_coef,
+        settings.value_clip,
+        settings.entropy_coef,
+        settings.dynamic_sampling,
+    )
     stability = config.rl_stability
-    correction = stability.importance_sampling
+    correction, calibration = stability.importance_sampling, stability.importance_sampling.calibration
     kl = stability.unbiased_kl
     return Objective(
         chosen,
-        ImportanceCorrection(mode=correction.mode, clip_min=correction.clip_min, cap=correction.cap),
+        ImportanceCorrection(
+            mode=correction.mode,
+            clip_min=correction.clip_min,
+            cap=correction.cap,
+            calibration=Calibration(calibration.initial, calibration.decay_steps) if calibration else None,
+        ),
         KlPenalty(estimator=kl.estimator, coef=kl.coef, ratio_clip=kl.clip_ratio)
         if stability.needs_reference
         else None,

@@ -16,3 +16,26 @@ class AlgorithmConfig(Section):
     old_policy: Literal["rollout", "recomputed"] = Field(
         "rollout", description="the ratio's denominator: the sampler's log-probs, or the trainer's own before the step"
     )
+    overlong_buffer: int = Field(
+        0, ge=0, description="tokens before max_tokens over which the reward falls by up to 1 (DAPO); 0 turns it off"
+    )
+    mask_truncated: bool = Field(False, description="drop the policy term of samples that were cut off at max_tokens")
+    dynamic_sampling: bool | None = Field(
+        None,
+        description="replace groups whose rewards are all the same by fresh ones until the batch is full (DAPO); "
+        "without it, the algorithm's own",
+    )
+    dynamic_sampling_rounds: int = Field(
+        3, ge=1, description="at most so many batches of groups are replaced before a step; then the rest is trained on"
+    )
+    gamma: float = Field(1.0, ge=0, le=1, description="discount per token (ppo)")
+    gae_lambda: float = Field(0.95, ge=0, le=1, description="bias against variance in the advantages (ppo)")
+    value_coef: float | None = Field(
+        None, ge=0, description="weight of the value loss; without it, the algorithm's own"
+    )
+    value_clip: float | None = Field(
+        None, ge=0, description="how far a value may move in a step, 0 for any way; without it, the algorithm's own"
+    )
+    entropy_coef: float | None = Field(
+        None, ge=0, description="weight of the entropy bonus; without it, the algorithm's own"
+    )

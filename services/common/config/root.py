@@ -75,6 +75,11 @@ def _problems(config: Config) -> list[str]:
             "rl_stability.consistency.keep_sampling_mask is false while sampling truncates (top_k or top_p) and "
             "importance_sampling.mode is none: nothing would correct the ratio; turn one of the two on"
         )
+    if config.algorithm.overlong_buffer > config.sampling.max_tokens:
+        problems.append(
+            f"algorithm.overlong_buffer is {config.algorithm.overlong_buffer}, expected at most sampling.max_tokens "
+            f"({config.sampling.max_tokens})"
+        )
     if config.rollout.capture == "native" and config.sampling.truncates and config.sampling.top_k == 0:
         problems.append(
             "sampling.top_k is 0, expected more: vLLM's native candidate capture needs top_k when top_p is set"

@@ -34,17 +34,30 @@ class Consistency(Section):
     keep_sampling_mask: bool = True
 
 
+class Calibration(Section):
+    """A factor min(1, initial · e^(−step/decay_steps)) on the importance weight, and so on the whole policy term.
+
+    It fades the policy term out: with `initial` above 1, only from step decay_steps · ln(initial) on.
+    """
+
+    initial: float = Field(gt=0, allow_inf_nan=False)
+    decay_steps: float = Field(gt=0, allow_inf_nan=False, description="optimizer steps after which it is e times less")
+
+
 class ImportanceSampling(Section):
     """Weight exp(old − rollout log-prob) on the policy term."""
 
     mode: ImportanceSamplingMode = "token_truncate"
     clip_min: float | None = Field(None, ge=0)
     cap: float = Field(2.0, gt=0)
+    calibration: Calibration | None = Field(None, description="without it, no factor: 1 throughout")
 
     @model_validator(mode="after")
     def _ordered(self) -> "ImportanceSampling":
         if self.clip_min is not None and self.clip_min >= self.cap:
             raise ValueError(f"importance_sampling.clip_min is {self.clip_min}, expected less than cap ({self.cap})")
+        if self.calibration is not None and self.mode == "none":
+            raise ValueError("importance_sampling.calibration is set while mode is none, expected another mode")
         return self
 
 

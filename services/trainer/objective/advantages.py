@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from services.trainer.objective.groups import numbered_groups
 from services.trainer.objective.segments import segment_lengths, segment_mean, segment_sum
 
 Normalization = Literal["none", "std"]
@@ -21,23 +22,16 @@ def group_relative(
 
     Raises ValueError for unequal shapes, no rewards, rewards that are not finite, and an unknown normalization.
     """
-    for name, values in (("rewards", rewards), ("group_ids", group_ids)):
-        if values.ndim != 1 or values.shape != rewards.shape:
-            raise ValueError(f"{name} has shape {tuple(values.shape)}, expected [S], the same for both")
-    if rewards.numel() == 0:
-        raise ValueError("rewards is empty, expected at least one")
-    if not rewards.isfinite().all():
-        raise ValueError("rewards holds NaN or infinity, expected finite numbers")
-    groups, ids = torch.unique(group_ids, return_inverse=True)
+    ids, groups = numbered_groups(rewards, group_ids)
     # In float64, or the rounding of a mean of equal rewards, divided by 1e-6, would pass for an advantage.
     exact = rewards.double()
-    centered = exact - segment_mean(exact, ids, groups.numel())[ids]
+    centered = exact - segment_mean(exact, ids, groups)[ids]
     match normalization:
         case "none":
             advantages = centered
         case "std":
-            freedom = (segment_lengths(ids, groups.numel()) - 1).clamp(min=1)
-            deviation = (segment_sum(centered.square(), ids, groups.numel()) / freedom).sqrt()
+            freedom = (segment_lengths(ids, groups) - 1).clamp(min=1)
+            deviation = (segment_sum(centered.square(), ids, groups) / freedom).sqrt()
             advantages = centered / (deviation[ids] + 1e-6)
         case _:
             raise ValueError(f"normalization is {normalization!r}, expected none or std")

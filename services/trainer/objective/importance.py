@@ -1,5 +1,6 @@
 """Weights that cancel the mismatch between the engine that samples and the engine that trains."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -20,15 +21,39 @@ IMPORTANCE_MODES: tuple[ImportanceMode, ...] = (
 
 
 @dataclass(frozen=True)
+class Calibration:
+    """A factor min(1, initial · e^(−step/decay_steps)) on every corrected weight, that is, on the whole policy term.
+
+    Where `initial` is above 1 it stays at 1 until step decay_steps · ln(initial), and then fades, as the policy term
+    does with it: towards the end of a run only KL, value and entropy are left. Steps are optimizer steps.
+
+    Raises ValueError unless both numbers are positive and finite.
+    """
+
+    initial: float
+    decay_steps: float
+
+    def __post_init__(self) -> None:
+        for name, number in (("initial", self.initial), ("decay_steps", self.decay_steps)):
+            if not 0 < number < math.inf:
+                raise ValueError(f"calibration {name} is {number}, expected more than 0 and finite")
+
+    def factor(self, step: int) -> float:
+        return min(1.0, self.initial * math.exp(-step / self.decay_steps))
+
+
+@dataclass(frozen=True)
 class ImportanceCorrection:
     """What happens to a weight outside [clip_min, cap]: truncate moves it to the bound, mask drops it to zero.
 
-    Raises ValueError for an unknown mode, and for bounds that are negative or out of order.
+    Raises ValueError for an unknown mode, for bounds that are negative or out of order, and for a calibration of mode
+    none.
     """
 
     mode: ImportanceMode = "token_truncate"
     clip_min: float | None = None
     cap: float = 2.0
+    calibration: Calibration | None = None
 
     def __post_init__(self) -> None:
         if self.mode not in IMPORTANCE_MODES:
@@ -37,6 +62,8 @@ class ImportanceCorrection:
             raise ValueError(f"cap is {self.cap}, expected more than 0")
         if self.clip_min is not None and not 0 <= self.clip_min < self.cap:
             raise ValueError(f"clip_min is {self.clip_min}, expected 0 or more and less than cap ({self.cap})")
+        if self.calibration is not None and self.mode == "none":
+            raise ValueError("calibration is set while mode is none, expected a mode whose weights it can calibrate")
 
 
 def importance_ratio(

@@ -1,17 +1,18 @@
-"""The objective: one policy term and one KL term, over one micro-batch of a step."""
+"""The objective: a policy term and what an algorithm adds to it, over one micro-batch of a step."""
 
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from services.trainer.objective.aggregation import token_weights
 from services.trainer.objective.algorithms import Algorithm
 from services.trainer.objective.importance import ImportanceCorrection, importance_ratio, importance_weights
 from services.trainer.objective.kl import KlPenalty, k3, kl_estimate
-from services.trainer.objective.metrics import Metrics, mean_of
+from services.trainer.objective.metrics import Metrics, distribution_of, mean_of
 from services.trainer.objective.types import LossInputs
+from services.trainer.objective.value import ValueLoss, value_term
 
 
 @dataclass(frozen=True)
@@ -26,56 +27,111 @@ class LossOutputs:
     """`loss` carries gradient and is this micro-batch's share of the step's loss: add shares up, never average them.
 
     Where the training engine averages gradients over ranks, multiply by the number of ranks.
-
-    Metrics: totals loss, policy_loss, kl_loss; means ratio (before clipping), clip_fraction (of tokens),
-    masked_fraction (of sequences), importance_ratio (before bounds), importance_weight (after),
-    mismatch_kl (rollout ‖ current, nats per token), kl (current ‖ reference, nats per token; only with a KL term);
-    extremes of ratio and importance_ratio.
     """
 
     loss: Float[Tensor, ""]
     metrics: Metrics
 
 
+@dataclass(frozen=True, eq=False)
+class Term:
+    """One summand of the loss by its name, its coefficient included, and what else to say of it."""
+
+    loss: Float[Tensor, ""]
+    means: dict[str, Tensor]
+
+
 def compute_loss(inputs: LossInputs, objective: Objective) -> LossOutputs:
-    """Σ share · (kept · w · policy term + coef · KL) over the tokens.
+    """Σ share · (kept · w · policy term + c_v · value term − c_e · entropy + coef · KL) over the tokens.
 
-    The off-policy mask and the importance weight w touch only the policy term: a masked sequence's tokens still count
-    in every denominator and are still held to the reference. Without reference log-probabilities there is no KL term.
+    The off-policy mask, the mask of truncated sequences and the importance weight w touch only the policy term: a
+    masked sequence's tokens still count in every denominator, are still held to the reference, and still teach the
+    value head. Without reference log-probabilities there is no KL term, without a value head no value term, and
+    without an entropy coefficient no bonus.
+
+    Metrics: totals loss and its summands policy_loss, kl_loss, value_loss, entropy_loss (the last two only where the
+    term is); means ratio (before clipping), clip_fraction (of tokens), masked_fraction (of sequences, off-policy),
+    truncated_fraction (of sequences, where they are masked), importance_ratio (before bounds), importance_weight
+    (after, calibration included), importance_calibration (with it), mismatch_kl (rollout ‖ current, nats per token),
+    kl (current ‖ reference, nats per token), value, return, value_clip_fraction (of tokens), entropy (nats per
+    token); extremes and quantiles of ratio and importance_ratio.
+
+    Raises ValueError that names the field which the objective needs and `inputs` lacks.
     """
-    algorithm, correction = objective.algorithm, objective.importance
-    share = token_weights(inputs, algorithm.aggregation)
-    term = algorithm.policy_term(inputs, algorithm.clip)
+    share = token_weights(inputs, objective.algorithm.aggregation)
+    policy = objective.algorithm.policy_term(inputs, objective.algorithm.clip)
     mismatch = importance_ratio(
-        inputs.old_logprobs, inputs.rollout_logprobs, inputs.sequence_ids, inputs.sequences, correction.mode
+        inputs.old_logprobs, inputs.rollout_logprobs, inputs.sequence_ids, inputs.sequences, objective.importance.mode
     )
-    weight = importance_weights(mismatch, correction)
-    kept = inputs.kept[inputs.sequence_ids]
-    policy_loss = (share * kept * weight * term.loss).sum()
+    factor = _calibration(inputs, objective.importance)
+    weight = importance_weights(mismatch, objective.importance)
+    if factor is not None:
+        weight = weight * factor
+    kept = _kept(inputs)[inputs.sequence_ids]
+    policy_loss = (share * kept * weight * policy.loss).sum()
 
-    ratio = term.ratio.detach()
+    ratio = policy.ratio.detach()
     means = {
-        "ratio": mean_of(ratio),
-        "clip_fraction": mean_of(term.clipped),
+        "ratio": distribution_of(ratio),
+        "clip_fraction": mean_of(policy.clipped),
         "masked_fraction": mean_of(~inputs.kept),
-        "importance_ratio": mean_of(mismatch),
+        "importance_ratio": distribution_of(mismatch),
         "importance_weight": mean_of(weight),
         # k3 of (rollout, current): the samples are the rollout policy's.
         "mismatch_kl": mean_of(k3(inputs.rollout_logprobs, inputs.logprobs.detach())),
     }
+    if inputs.truncated is not None:
+        means["truncated_fraction"] = mean_of(inputs.truncated)
+    if factor is not None:
+        means["importance_calibration"] = mean_of(weight.new_full((1,), factor))
 
-    kl_loss = torch.zeros_like(policy_loss)
-    if objective.kl is not None and inputs.reference_logprobs is not None:
-        kl = kl_estimate(inputs.logprobs, inputs.old_logprobs, inputs.reference_logprobs, objective.kl)
-        kl_loss = objective.kl.coef * (share * kl).sum()
-        means["kl"] = mean_of(kl)
+    terms = {"policy_loss": Term(policy_loss, means), "kl_loss": _kl_term(inputs, share, objective.kl)}
+    if objective.algorithm.value is not None:
+        terms["value_loss"] = _value_term(inputs, share, objective.algorithm.value)
+    if objective.algorithm.entropy_coef > 0:
+        terms["entropy_loss"] = _entropy_term(inputs, share, objective.algorithm.entropy_coef)
 
-    loss = policy_loss + kl_loss
-    losses = {"loss": loss, "policy_loss": policy_loss, "kl_loss": kl_loss}
+    losses = {name: term.loss for name, term in terms.items()}
+    loss = sum(losses.values(), start=torch.zeros_like(policy_loss))
     metrics = Metrics(
-        totals={name: value.detach().double() for name, value in losses.items()},
-        means=means,
+        totals={name: value.detach().double() for name, value in ({"loss": loss} | losses).items()},
+        means={name: mean for term in terms.values() for name, mean in term.means.items()},
         minima={"ratio": ratio.min().double(), "importance_ratio": mismatch.min().double()},
         maxima={"ratio": ratio.max().double(), "importance_ratio": mismatch.max().double()},
     )
     return LossOutputs(loss=loss, metrics=metrics)
+
+
+def _kept(inputs: LossInputs) -> Bool[Tensor, "S"]:
+    return inputs.kept if inputs.truncated is None else inputs.kept & ~inputs.truncated
+
+
+def _calibration(inputs: LossInputs, correction: ImportanceCorrection) -> float | None:
+    if correction.calibration is None:
+        return None
+    if inputs.steps_applied is None:
+        raise ValueError("steps_applied is missing, expected a number: the importance weights are calibrated by it")
+    return correction.calibration.factor(inputs.steps_applied)
+
+
+def _kl_term(inputs: LossInputs, share: Float[Tensor, "N"], penalty: KlPenalty | None) -> Term:
+    if penalty is None or inputs.reference_logprobs is None:
+        return Term(share.new_zeros(()), {})
+    kl = kl_estimate(inputs.logprobs, inputs.old_logprobs, inputs.reference_logprobs, penalty)
+    return Term(penalty.coef * (share * kl).sum(), {"kl": mean_of(kl)})
+
+
+def _value_term(inputs: LossInputs, share: Float[Tensor, "N"], settings: ValueLoss) -> Term:
+    values, old_values, returns = (
+        inputs.require(name, "the algorithm trains a value head") for name in ("values", "old_values", "returns")
+    )
+    term = value_term(values, old_values, returns, settings.clip)
+    means = {"value": mean_of(values), "return": mean_of(returns), "value_clip_fraction": mean_of(term.clipped)}
+    return Term(settings.coef * (share * term.loss).sum(), means)
+
+
+def _entropy_term(inputs: LossInputs, share: Float[Tensor, "N"], coef: float) -> Term:
+    entropies = inputs.require("entropies", "entropy_coef is above 0")
+    if inputs.logprobs.requires_grad and not entropies.requires_grad:
+        raise ValueError("entropies carries no gradient, expected one: without it the entropy bonus teaches nothing")
+    return Term(-coef * (share * entropies).sum(), {"entropy": mean_of(entropies)})

@@ -8,6 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from services.trainer.objective.distribution import histogram_of, quantiles_of
+
 AllReduce = Callable[[Float[Tensor, "K"], Literal["sum", "min", "max"]], Float[Tensor, "K"]]
 
 
@@ -16,7 +18,8 @@ class Metrics:
     """Detached scalars by name. Two of them add up to the metrics of both micro-batches together."""
 
     totals: dict[str, Float[Tensor, ""]]  # shares of the step's value: they add up
-    means: dict[str, Float[Tensor, "2"]]  # sum and count: both add up, their quotient is the mean
+    # Sum and count, and behind them, for a distribution, its histogram: all add up, and the quotient is the mean.
+    means: dict[str, Float[Tensor, "2+B"]]
     minima: dict[str, Float[Tensor, ""]]
     maxima: dict[str, Float[Tensor, ""]]
 
@@ -32,30 +35,48 @@ class Metrics:
     def reduce(self, all_reduce: AllReduce) -> "Metrics":
         """The same over all ranks, by three calls of `all_reduce`, which returns the reduced vector."""
         sums = all_reduce(torch.cat([*(t.reshape(1) for t in self.totals.values()), *self.means.values()]), "sum")
-        totals, means = sums[: len(self.totals)], sums[len(self.totals) :].reshape(-1, 2)
+        totals, means = sums[: len(self.totals)], sums[len(self.totals) :]
         minima = all_reduce(torch.stack(list(self.minima.values())), "min")
         maxima = all_reduce(torch.stack(list(self.maxima.values())), "max")
         return Metrics(
             totals=dict(zip(self.totals, totals, strict=True)),
-            means=dict(zip(self.means, means, strict=True)),
+            means=dict(zip(self.means, torch.split(means, [len(mean) for mean in self.means.values()]), strict=True)),
             minima=dict(zip(self.minima, minima, strict=True)),
             maxima=dict(zip(self.maxima, maxima, strict=True)),
         )
 
     def values(self) -> dict[str, float]:
-        """Plain numbers: totals and means under their own names, extremes as `<name>_min` and `<name>_max`."""
+        """Plain numbers: totals and means under their own names, extremes as `<name>_min` and `<name>_max`.
+
+        A distribution adds `<name>_p1`, `_p50`, `_p99` and `_p999`, to the accuracy that `quantiles_of` states and
+        never outside the extremes, which are exact.
+        """
         return {
             **{name: total.item() for name, total in self.totals.items()},
             **{name: (mean[0] / mean[1]).item() for name, mean in self.means.items()},
             **{f"{name}_min": value.item() for name, value in self.minima.items()},
             **{f"{name}_max": value.item() for name, value in self.maxima.items()},
+            **self._quantiles(),
         }
+
+    def _quantiles(self) -> dict[str, float]:
+        found: dict[str, float] = {}
+        for name, mean in self.means.items():
+            if len(mean) > 2:
+                low, high = self.minima[name].item(), self.maxima[name].item()
+                found |= {f"{name}_{key}": min(max(q, low), high) for key, q in quantiles_of(mean[2:]).items()}
+        return found
 
 
 def mean_of(values: Tensor) -> Float[Tensor, "2"]:
     """Sum and count of `values`, in float64 so that neither rounds over a long step."""
     total = values.detach().sum(dtype=torch.float64)
     return torch.stack([total, torch.full_like(total, values.numel())])
+
+
+def distribution_of(ratio: Float[Tensor, "N"]) -> Float[Tensor, "2+B"]:
+    """For a mean with quantiles. Metrics that hold it hold the ratio's minimum and maximum under the same name."""
+    return torch.cat([mean_of(ratio), histogram_of(ratio)])
 
 
 def _merge(

@@ -46,6 +46,17 @@ class LossInputs:
     total_tokens: int  # of the step
     total_sequences: int  # of the step
     max_length: int  # the most tokens that a sequence can have
+    # True drops the policy term as `kept` False does: cut off, and so rewarded for what it never came to say. The
+    # tokens stay in every denominator. Overlong filtering, DAPO, arXiv 2503.14476, section 3.4.
+    truncated: Bool[Tensor, "S"] | None = None
+    steps_applied: int | None = None  # optimizer steps before this one; a calibrated importance weight needs it
+    # With gradient, for the entropy bonus: of the current policy over the candidate set, in nats.
+    entropies: Float[Tensor, "N"] | None = None
+    # For algorithms with a value head. Each value is of the state before its token; only `values` carries gradient.
+    values: Float[Tensor, "N"] | None = None
+    old_values: Float[Tensor, "N"] | None = None  # of the value head as it was when the returns were computed
+    returns: Float[Tensor, "N"] | None = None
+    gae_advantages: Float[Tensor, "N"] | None = None  # of each token; `advantages` are their means then
 
     def __post_init__(self) -> None:
         _check_shapes(self)
@@ -58,6 +69,13 @@ class LossInputs:
     @cached_property
     def lengths(self) -> Int[Tensor, "S"]:
         return segment_lengths(self.sequence_ids, self.sequences)
+
+    def require(self, name: str, why: str) -> Tensor:
+        """The optional field of that name. Raises ValueError that says `why` where it is None."""
+        value: Tensor | None = getattr(self, name)
+        if value is None:
+            raise ValueError(f"{name} is missing, expected [N]: {why}")
+        return value
 
     @property
     def token_advantages(self) -> Float[Tensor, "N"]:
@@ -73,10 +91,11 @@ def _check_shapes(inputs: LossInputs) -> None:
     # Half precision is refused: its rounding alone moves a ratio by several per cent.
     floats, ids, flags = (torch.float32, torch.float64), (torch.int64,), (torch.bool,)
     contract: dict[str, tuple[torch.Size, tuple[torch.dtype, ...]]] = {
-        **dict.fromkeys(_log_probabilities(inputs), (tokens, floats)),
+        **dict.fromkeys(_numbers(inputs), (tokens, floats)),
         "sequence_ids": (tokens, ids),
         "advantages": (sequences, floats),
         "kept": (sequences, flags),
+        **({} if inputs.truncated is None else {"truncated": (sequences, flags)}),
     }
     for name, (shape, dtypes) in contract.items():
         value: Tensor = getattr(inputs, name)
@@ -88,7 +107,7 @@ def _check_shapes(inputs: LossInputs) -> None:
 
 def _check_values(inputs: LossInputs) -> None:
     """Waits for the device once for the numbers and once for the lengths, whatever the number of fields."""
-    floats = _log_probabilities(inputs) | {"advantages": inputs.advantages}
+    floats = _numbers(inputs) | {"advantages": inputs.advantages}
     finite = torch.stack([value.isfinite().all() for value in floats.values()])
     facts = torch.cat([finite.long(), torch.stack(inputs.sequence_ids.aminmax())]).tolist()
     lowest, highest = facts[-2:]
@@ -107,14 +126,21 @@ def _check_values(inputs: LossInputs) -> None:
     ):
         if total < least:
             raise ValueError(f"{name} is {total}, expected at least the {least} of this micro-batch")
+    if inputs.steps_applied is not None and inputs.steps_applied < 0:
+        raise ValueError(f"steps_applied is {inputs.steps_applied}, expected 0 or more")
 
 
-def _log_probabilities(inputs: LossInputs) -> dict[str, Tensor]:
+def _numbers(inputs: LossInputs) -> dict[str, Tensor]:
+    """The fields of N numbers that are there."""
     fields = {
         "logprobs": inputs.logprobs,
         "old_logprobs": inputs.old_logprobs,
         "rollout_logprobs": inputs.rollout_logprobs,
+        "reference_logprobs": inputs.reference_logprobs,
+        "entropies": inputs.entropies,
+        "values": inputs.values,
+        "old_values": inputs.old_values,
+        "returns": inputs.returns,
+        "gae_advantages": inputs.gae_advantages,
     }
-    if inputs.reference_logprobs is not None:
-        fields["reference_logprobs"] = inputs.reference_logprobs
-    return fields
+    return {name: value for name, value in fields.items() if value is not None}

@@ -75,10 +75,10 @@ def play(config, redis_client):
     return Play(config, redis_client)
 
 
-def conductor(config, client, check=lambda arrival: None) -> Conductor:
+def conductor(config, client, check=lambda arrival: None, filtered_rounds=0) -> Conductor:
     rows = [PromptRow(str(index), f"prompt {index}", [index], "{}") for index in range(8)]
     data = PromptData(PromptSet(rows, 0, True), PromptSet(rows[:2], 0, False), "data", 0)
-    made = Conductor(config, data, client, Status("run", 10), Controls(), check=check)
+    made = Conductor(config, data, client, Status("run", 10), Controls(), check, filtered_rounds)
     made.start_clock()
     return made
 
@@ -328,3 +328,23 @@ def test_nothing_coming_back_is_an_error_that_names_the_backlog(config, redis_cl
     object.__setattr__(made, "_last_arrival", time.monotonic() - 10_000)
     with pytest.raises(Unavailable, match="entries waiting: prompts 4, samples 0, scored 0"):
         made.next_order()
+
+
+def same_reward(scored):
+    for score in scored.scores:
+        score.reward = 1.0
+
+
+def test_dynamic_sampling_replaces_groups_without_variance_within_its_bound(config, redis_client, play):
+    bounded = conductor(config, redis_client, filtered_rounds=1)
+    bounded.issue()
+    assert play.answer(same_reward) == [0, 1, 2, 3]
+    # As many as one step takes are replaced, the rest is trained on.
+    assert trained(until_training(bounded)) == [2, 3]
+    assert bounded.ledger.lost == {0, 1}
+    assert len(redis_client.keys("run:blob:*")) == 2 * SIZE
+    bounded.step += 1
+    bounded.issue()
+    assert bounded.ledger.cursor == 2 + 3 * GROUPS
+    assert play.answer() == list(range(4, 8))
+    assert trained(until_training(bounded)) == [4, 5]

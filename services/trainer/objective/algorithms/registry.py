@@ -9,8 +9,10 @@ from services.trainer.objective.algorithms.dapo import dapo
 from services.trainer.objective.algorithms.dr_grpo import dr_grpo
 from services.trainer.objective.algorithms.grpo import grpo
 from services.trainer.objective.algorithms.gspo import gspo
+from services.trainer.objective.algorithms.ppo import ppo
 
 ALGORITHMS: dict[str, Callable[[], Algorithm]] = {
+    "ppo": ppo,
     "grpo": grpo,
     "dr_grpo": dr_grpo,
     "dapo": dapo,

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from services.trainer.objective import (
     ALGORITHMS,
+    Calibration,
     ImportanceCorrection,
     KlPenalty,
     LossInputs,
@@ -17,11 +18,20 @@ from services.trainer.objective import (
 from services.trainer.objective.importance import IMPORTANCE_MODES
 from services.trainer.objective.kl import KL_ESTIMATORS
 
-PER_TOKEN = ("logprobs", "old_logprobs", "rollout_logprobs", "reference_logprobs")
+LEAVES = ("logprobs", "values", "entropies")
+PER_TOKEN = (
+    *LEAVES,
+    "old_logprobs",
+    "rollout_logprobs",
+    "reference_logprobs",
+    "old_values",
+    "returns",
+    "gae_advantages",
+)
 
 
 def step(lengths=(3, 1, 4, 2), seed=0, max_length=8):
-    """A step in one micro-batch: policies about 0.3 nats apart, sequence 1 masked."""
+    """A step in one micro-batch: policies about 0.3 nats apart, sequence 1 masked, sequence 2 truncated."""
     generator = torch.Generator().manual_seed(seed)
 
     def noise(size, scale):
@@ -31,6 +41,7 @@ def step(lengths=(3, 1, 4, 2), seed=0, max_length=8):
     rollout = -noise(tokens, 1.0).abs() - 0.5
     kept = torch.rand(sequences, generator=generator) > 0.3
     kept[min(1, sequences - 1)] = False
+    values = noise(tokens, 1.0)
     return LossInputs(
         logprobs=(rollout + noise(tokens, 0.3)).requires_grad_(),
         old_logprobs=rollout + noise(tokens, 0.2),
@@ -38,6 +49,13 @@ def step(lengths=(3, 1, 4, 2), seed=0, max_length=8):
         reference_logprobs=rollout + noise(tokens, 0.4),
         sequence_ids=torch.repeat_interleave(torch.arange(sequences), torch.tensor(lengths)),
         advantages=noise(sequences, 1.0),
+        truncated=torch.arange(sequences) % 3 == 2,
+        steps_applied=7,
+        values=values.requires_grad_(),
+        old_values=values.detach() + noise(tokens, 0.3),
+        returns=values.detach() + noise(tokens, 0.5),
+        gae_advantages=noise(tokens, 1.0),
+        entropies=noise(tokens, 1.0).abs().requires_grad_(),
         kept=kept,
         total_tokens=tokens,
         total_sequences=sequences,
@@ -55,15 +73,15 @@ def select(inputs, sequences):
     """The micro-batch of those sequences, in that order."""
     tokens = torch.cat([torch.nonzero(inputs.sequence_ids == sequence)[:, 0] for sequence in sequences])
     lengths = inputs.lengths[sequences]
-    logprobs = inputs.logprobs.detach()[tokens].requires_grad_()
-    per_token = {name: getattr(inputs, name)[tokens] for name in PER_TOKEN if name != "logprobs"}
+    per_token = {name: getattr(inputs, name).detach()[tokens] for name in PER_TOKEN}
+    per_token |= {name: per_token[name].requires_grad_() for name in LEAVES}
     chosen = replace(
         inputs,
         **per_token,
-        logprobs=logprobs,
         sequence_ids=torch.repeat_interleave(torch.arange(len(sequences)), lengths),
         advantages=inputs.advantages[sequences],
         kept=inputs.kept[sequences],
+        truncated=inputs.truncated[sequences],
     )
     return MicroBatch(chosen, tokens)
 
@@ -94,9 +112,14 @@ def divided_steps(draw):
 @st.composite
 def objectives(draw):
     algorithm = find_algorithm(draw(st.sampled_from(sorted(ALGORITHMS))))
+    mode = draw(st.sampled_from(IMPORTANCE_MODES))
+    calibration = draw(st.sampled_from([None, Calibration(1.5, 10)])) if mode != "none" else None
     return Objective(
-        algorithm.override(draw(st.sampled_from([None, "token_mean", "sequence_mean", "fixed_length"]))),
-        ImportanceCorrection(draw(st.sampled_from(IMPORTANCE_MODES)), clip_min=0.5, cap=1.5),
+        algorithm.override(
+            draw(st.sampled_from([None, "token_mean", "sequence_mean", "fixed_length"])),
+            entropy_coef=draw(st.sampled_from([None, 0.1])),
+        ),
+        ImportanceCorrection(mode, clip_min=0.5, cap=1.5, calibration=calibration),
         KlPenalty(draw(st.sampled_from(KL_ESTIMATORS)), coef=0.3),
     )
 

@@ -1,3 +1,6 @@
+import math
+from dataclasses import replace
+
 import pytest
 from objective_batches import step
 
@@ -6,6 +9,7 @@ from services.trainer.objective import (
     Algorithm,
     ImportanceCorrection,
     Objective,
+    ValueLoss,
     compute_loss,
     find_algorithm,
 )
@@ -38,6 +42,7 @@ def test_each_algorithm_carries_its_name_and_its_source(name):
 @pytest.mark.parametrize(
     ("name", "aggregation", "low", "high"),
     [
+        ("ppo", "token_mean", 0.2, 0.2),
         ("grpo", "sequence_mean", 0.2, 0.2),
         ("dr_grpo", "fixed_length", 0.2, 0.2),
         ("dapo", "token_mean", 0.2, 0.28),
@@ -56,20 +61,46 @@ def test_override_takes_only_what_is_given():
     assert find_algorithm("gspo").override() == find_algorithm("gspo")
 
 
+def test_override_of_value_and_entropy():
+    changed = find_algorithm("ppo").override(value_clip=0.0, entropy_coef=0.01)
+    assert changed.value == ValueLoss(coef=0.5, clip=0.0)
+    assert changed.entropy_coef == 0.01
+    assert changed.override(value_coef=2.0) == replace(changed, value=ValueLoss(coef=2.0, clip=0.0))
+    assert find_algorithm("ppo").override() == find_algorithm("ppo")
+    assert find_algorithm("grpo").value is None
+    assert {find_algorithm(name).entropy_coef for name in ALGORITHMS} == {0.0}
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "message"),
+    [
+        ("grpo", {"value_coef": 0.5}, "value_coef is 0.5, expected none: grpo has no value head"),
+        ("grpo", {"value_clip": 0.0}, "value_clip is 0.0, expected none: grpo has no value head"),
+        ("ppo", {"value_coef": -1.0}, "value_coef is -1.0"),
+        ("ppo", {"value_clip": math.nan}, "value_clip is nan"),
+        ("grpo", {"entropy_coef": -0.1}, "entropy_coef is -0.1"),
+    ],
+)
+def test_bad_override_is_refused(name, overrides, message):
+    with pytest.raises(ValueError, match=message):
+        find_algorithm(name).override(**overrides)
+
+
 def test_own_algorithm_by_import_path():
     own = find_algorithm(f"{__name__}:reinforce")
     inputs = step()
     outputs = compute_loss(inputs, Objective(own, ImportanceCorrection("none"), None))
-    expected = -(inputs.token_advantages * inputs.logprobs)[inputs.kept[inputs.sequence_ids]].sum() / 10
+    kept = (inputs.kept & ~inputs.truncated)[inputs.sequence_ids]
+    expected = -(inputs.token_advantages * inputs.logprobs)[kept].sum() / 10
     assert outputs.loss.item() == pytest.approx(expected.item())
 
 
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("grop", "algorithm is 'grop', expected one of grpo, dr_grpo, dapo, gspo, cispo, or module:function"),
-        ("", "algorithm is '', expected one of grpo"),
-        (":grpo", "algorithm is ':grpo', expected one of grpo"),
+        ("grop", "algorithm is 'grop', expected one of ppo, grpo, dr_grpo, dapo, gspo, cispo, or module:function"),
+        ("", "algorithm is '', expected one of ppo"),
+        (":grpo", "algorithm is ':grpo', expected one of ppo"),
         ("no_such_module_here:f", "No module named 'no_such_module_here'"),
         (f"{__name__}:absent", "absent"),
         (f"{__name__}:A_NUMBER", "expected a function that returns an Algorithm"),

@@ -2,8 +2,10 @@ import math
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from services.trainer.objective import ImportanceCorrection
+from services.trainer.objective import Calibration, ImportanceCorrection
 from services.trainer.objective.importance import importance_ratio, importance_weights
 
 OLD = torch.tensor([2.0, 0.5, 4.0, 0.25]).log()
@@ -45,6 +47,35 @@ def test_an_overflowing_ratio_is_capped_or_dropped():
     assert importance_weights(ratio, ImportanceCorrection("token_mask", cap=2.0)).tolist() == [0, 1]
 
 
+@given(st.floats(0.1, 100), st.floats(0.5, 1e4), st.integers(0, 10_000))
+def test_calibration_waits_at_one_and_then_loses_a_factor_e_every_decay_steps(initial, decay_steps, step):
+    factor = Calibration(initial, decay_steps).factor
+    assert 0 <= factor(step + 1) <= factor(step) <= 1
+    if step > decay_steps * math.log(initial) + 1e-6:
+        assert factor(step + 1) == pytest.approx(factor(step) * math.exp(-1 / decay_steps), rel=1e-9, abs=1e-300)
+    elif step < decay_steps * math.log(initial) - 1e-6:
+        assert factor(step) == 1
+
+
+def test_calibration_starts_at_its_initial_value():
+    assert Calibration(0.5, 10).factor(0) == 0.5
+    assert Calibration(0.5, 10).factor(10) == pytest.approx(0.5 / math.e)
+
+
+@pytest.mark.parametrize(
+    ("initial", "decay_steps", "message"),
+    [
+        (0.0, 10, "calibration initial is 0.0"),
+        (math.inf, 10, "calibration initial is inf"),
+        (1.0, 0, "calibration decay_steps is 0, expected more than 0 and finite"),
+        (1.0, math.nan, "calibration decay_steps is nan"),
+    ],
+)
+def test_bad_calibration_is_refused(initial, decay_steps, message):
+    with pytest.raises(ValueError, match=message):
+        Calibration(initial, decay_steps)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -53,6 +84,7 @@ def test_an_overflowing_ratio_is_capped_or_dropped():
         (("none", None, math.nan), "cap is nan"),
         (("none", 2.0, 2.0), r"clip_min is 2.0, expected 0 or more and less than cap \(2.0\)"),
         (("none", -0.1, 2.0), "clip_min is -0.1"),
+        (("none", None, 2.0, Calibration(1.0, 10)), "calibration is set while mode is none"),
     ],
 )
 def test_bad_correction_is_refused(arguments, message):

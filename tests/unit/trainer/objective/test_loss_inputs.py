@@ -3,9 +3,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from objective_batches import step
+from objective_batches import PER_TOKEN, step
 
-FLOATS = ("logprobs", "old_logprobs", "rollout_logprobs", "reference_logprobs", "advantages")
+FLOATS = (*PER_TOKEN, "advantages")
 
 
 def spoil(tensor, value):
@@ -21,7 +21,7 @@ def test_numbers_that_are_not_finite_are_refused(name, value):
         replace(step(), **{name: spoil(getattr(step(), name), value)})
 
 
-@pytest.mark.parametrize("name", [*FLOATS[:-1], "kept"])
+@pytest.mark.parametrize("name", [*PER_TOKEN, "kept", "truncated"])
 def test_wrong_length_is_refused(name):
     with pytest.raises(ValueError, match=rf"^{name} has shape \(\d+,\), expected \(\d+,\)"):
         replace(step(), **{name: getattr(step(), name)[:-1]})
@@ -42,6 +42,8 @@ def test_half_precision_is_refused(name):
         ({"sequence_ids": torch.zeros(2, 5, dtype=torch.int64)}, r"sequence_ids has shape \(2, 5\)"),
         ({"sequence_ids": torch.zeros(10, dtype=torch.int32)}, "sequence_ids has dtype torch.int32"),
         ({"kept": torch.ones(4)}, "kept has dtype torch.float32"),
+        ({"truncated": torch.ones(4)}, "truncated has dtype torch.float32"),
+        ({"steps_applied": -1}, "steps_applied is -1, expected 0 or more"),
         ({"sequence_ids": torch.arange(10) % 5}, r"sequence_ids span 0\.\.4, expected 0\.\.3"),
         ({"sequence_ids": torch.arange(10) % 4 - 1}, r"sequence_ids span -1\.\.2, expected 0\.\.3"),
         ({"sequence_ids": torch.arange(10) % 3}, "sequence_ids leave a sequence of 4 without a token"),

@@ -1,8 +1,13 @@
+import math
+from dataclasses import replace
+
 import pytest
 import torch
 from objective_batches import objective, split, step
 
 from services.trainer.objective import KlPenalty, compute_loss
+
+FAR = torch.tensor([70])
 
 
 def metrics_of(inputs, kl=True):
@@ -30,6 +35,18 @@ def test_ranks_reduce_to_the_metrics_of_the_step():
     for rank in ranks:
         assert rank.values() != pytest.approx(whole)
         assert rank.reduce(across(ranks)).values() == pytest.approx(whole, rel=1e-12)
+
+
+def test_quantiles_of_a_step_are_those_of_all_its_ranks_not_of_one():
+    """One token in a hundred is far off, and only one rank has it."""
+    inputs = step((50, 50), max_length=50)
+    inputs = replace(inputs, rollout_logprobs=inputs.old_logprobs.index_add(0, FAR, torch.tensor([-2.0]).double()))
+    ranks = [metrics_of(part.inputs) for part in split(inputs, (0, 1), (1, 1))]
+    found = ranks[0].reduce(across(ranks)).values()
+    assert found["importance_ratio_p99"] == 1
+    assert found["importance_ratio_p999"] == pytest.approx(math.exp(2), rel=0.02)
+    assert found["importance_ratio_p999"] <= found["importance_ratio_max"] == pytest.approx(math.exp(2))
+    assert ranks[0].values()["importance_ratio_p999"] == 1
 
 
 def test_metrics_carry_no_gradient():

@@ -6,17 +6,24 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from objective_batches import divided_steps, objective, objectives, step, steps
+from objective_batches import LEAVES, PER_TOKEN, divided_steps, objective, objectives, step, steps
 
-from services.trainer.objective import ALGORITHMS, KlPenalty, compute_loss
+from services.trainer.objective import ALGORITHMS, QUANTILES, KlPenalty, compute_loss
 
 EXACT = {"rtol": 1e-11, "atol": 1e-13}
 
 
 def loss_and_gradient(inputs, chosen):
+    """The gradient is [N, 3]: by log-probabilities, values and entropies."""
     loss = compute_loss(inputs, chosen).loss
-    (gradient,) = torch.autograd.grad(loss, inputs.logprobs)
-    return loss.detach(), gradient
+    leaves = [getattr(inputs, name) for name in LEAVES]
+    gradients = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
+    return loss.detach(), torch.stack(gradients, dim=1)
+
+
+def opened(inputs):
+    """Nothing masked."""
+    return replace(inputs, kept=torch.ones_like(inputs.kept), truncated=torch.zeros_like(inputs.kept))
 
 
 @given(divided_steps(), objectives())
@@ -32,6 +39,14 @@ def test_shares_of_reordered_micro_batches_add_up_to_the_step(divided, chosen):
     torch.testing.assert_close(gradient, whole_gradient, **EXACT)
 
 
+@given(steps(), objectives())
+def test_quantiles_are_in_order_and_between_the_extremes(inputs, chosen):
+    metrics = compute_loss(inputs, chosen).metrics.values()
+    for ratio in ("ratio", "importance_ratio"):
+        found = [metrics[f"{ratio}_{name}"] for name in ("min", *QUANTILES, "max")]
+        assert found == sorted(found)
+
+
 @given(divided_steps(), objectives())
 def test_metrics_of_micro_batches_add_up_to_the_step(divided, chosen):
     inputs, micro_batches = divided
@@ -45,10 +60,7 @@ def test_order_of_tokens_does_not_matter(inputs, chosen, random):
     order = torch.tensor(random.sample(range(len(inputs.logprobs)), len(inputs.logprobs)))
     shuffled = replace(
         inputs,
-        logprobs=inputs.logprobs.detach()[order].requires_grad_(),
-        old_logprobs=inputs.old_logprobs[order],
-        rollout_logprobs=inputs.rollout_logprobs[order],
-        reference_logprobs=inputs.reference_logprobs[order],
+        **{name: getattr(inputs, name).detach()[order].requires_grad_(name in LEAVES) for name in PER_TOKEN},
         sequence_ids=inputs.sequence_ids[order],
     )
     loss, gradient = loss_and_gradient(inputs, chosen)
@@ -58,29 +70,55 @@ def test_order_of_tokens_does_not_matter(inputs, chosen, random):
 
 
 @given(steps(), objectives())
-def test_mask_takes_the_policy_gradient_of_its_sequences_and_touches_no_other(inputs, chosen):
+def test_masks_take_the_policy_gradient_of_their_sequences_and_touch_no_other(inputs, chosen):
     chosen = replace(chosen, kl=None)
-    _, open_gradient = loss_and_gradient(replace(inputs, kept=torch.ones_like(inputs.kept)), chosen)
+    _, open_gradient = loss_and_gradient(opened(inputs), chosen)
     _, gradient = loss_and_gradient(inputs, chosen)
-    kept = inputs.kept[inputs.sequence_ids]
+    kept = (inputs.kept & ~inputs.truncated)[inputs.sequence_ids]
     assert torch.equal(gradient[kept], open_gradient[kept])
-    assert not gradient[~kept].any()
+    assert not gradient[~kept, 0].any()
+    assert torch.equal(gradient[:, 1:], open_gradient[:, 1:])
 
 
 @given(steps(), objectives())
-def test_mask_leaves_the_kl_term_alone(inputs, chosen):
-    opened = replace(inputs, kept=torch.ones_like(inputs.kept))
-    masked, unmasked = (compute_loss(each, chosen).metrics.values() for each in (inputs, opened))
-    assert masked["kl_loss"] == unmasked["kl_loss"] != 0
-    assert masked["kl"] == unmasked["kl"]
+def test_masks_leave_the_other_terms_alone(inputs, chosen):
+    masked, unmasked = (compute_loss(each, chosen).metrics.values() for each in (inputs, opened(inputs)))
+    assert masked["kl_loss"] != 0
+    for name in masked.keys() - {"loss", "policy_loss", "masked_fraction", "truncated_fraction"}:
+        assert masked[name] == unmasked[name], name
+
+
+@given(steps(), objectives())
+def test_truncated_sequences_are_masked_as_the_others(inputs, chosen):
+    none = torch.zeros_like(inputs.truncated)
+    truncated, kept = replace(inputs, kept=~none), replace(inputs, kept=~inputs.truncated, truncated=None)
+    assert compute_loss(truncated, chosen).loss == compute_loss(kept, chosen).loss
+    metrics = compute_loss(truncated, chosen).metrics.values()
+    assert metrics["truncated_fraction"] == inputs.truncated.double().mean()
+    assert metrics["masked_fraction"] == 0
+    assert "truncated_fraction" not in compute_loss(kept, chosen).metrics.values()
+
+
+@given(steps(), objectives())
+def test_loss_is_the_sum_of_the_terms_that_are_logged(inputs, chosen):
+    outputs = compute_loss(inputs, chosen)
+    terms = {name: outputs.metrics.values()[name] for name in outputs.metrics.totals if name != "loss"}
+    assert outputs.loss.item() == pytest.approx(sum(terms.values()), rel=1e-12, abs=1e-13)
+    assert ("value_loss" in terms) == (chosen.algorithm.value is not None)
+    assert ("entropy_loss" in terms) == (chosen.algorithm.entropy_coef > 0)
 
 
 @given(steps(), objectives())
 def test_zero_advantage_gives_zero_policy_gradient(inputs, chosen):
-    still = replace(inputs, advantages=torch.zeros_like(inputs.advantages), kept=torch.ones_like(inputs.kept))
-    loss, gradient = loss_and_gradient(still, replace(chosen, kl=None))
-    assert loss == 0
-    assert not gradient.any()
+    still = replace(
+        opened(inputs),
+        advantages=torch.zeros_like(inputs.advantages),
+        gae_advantages=torch.zeros_like(inputs.gae_advantages),
+    )
+    chosen = replace(chosen, kl=None)
+    _, gradient = loss_and_gradient(still, chosen)
+    assert compute_loss(still, chosen).metrics.values()["policy_loss"] == 0
+    assert not gradient[:, 0].any()
 
 
 @given(steps(), objectives())
@@ -89,8 +127,10 @@ def test_equal_policies_have_ratio_one_and_no_kl(inputs, chosen):
     metrics = compute_loss(
         replace(inputs, logprobs=same.clone().requires_grad_(), old_logprobs=same, reference_logprobs=same), chosen
     ).metrics.values()
-    for name in ("ratio", "ratio_min", "ratio_max", "importance_ratio", "importance_weight"):
-        assert metrics[name] == 1
+    for ratio in ("ratio", "importance_ratio"):
+        assert {metrics[name] for name in (ratio, f"{ratio}_min", f"{ratio}_max")} == {1}
+        assert {metrics[f"{ratio}_{name}"] for name in QUANTILES} == {1}
+    assert metrics["importance_weight"] == pytest.approx(metrics.get("importance_calibration", 1), rel=1e-12)
     for name in ("kl", "kl_loss", "mismatch_kl", "clip_fraction"):
         assert metrics[name] == 0
 
@@ -100,9 +140,15 @@ def test_equal_policies_have_ratio_one_and_no_kl(inputs, chosen):
 def test_tokens_of_masked_sequences_count_in_the_denominator(name, aggregation):
     """Were they left out, the kept sequences' losses would be divided by less."""
     inputs = step((3, 1, 4, 2))
-    masked = replace(inputs, kept=torch.tensor([True, False, True, False]))
-    dropped = replace(masked, advantages=inputs.advantages * torch.tensor([1.0, 0.0, 1.0, 0.0]))
-    dropped = replace(dropped, kept=torch.ones(4, dtype=torch.bool))
+    masked = replace(
+        inputs, kept=torch.tensor([True, False, True, True]), truncated=torch.tensor([False, False, False, True])
+    )
+    share = torch.tensor([1.0, 0.0, 1.0, 0.0], dtype=torch.float64)
+    dropped = replace(
+        opened(inputs),
+        advantages=inputs.advantages * share,
+        gae_advantages=inputs.gae_advantages * share[inputs.sequence_ids],
+    )
     chosen = objective(name, aggregation=aggregation)
     assert compute_loss(masked, chosen).loss == compute_loss(dropped, chosen).loss != 0
 
@@ -113,10 +159,10 @@ def test_tokens_of_masked_sequences_count_in_the_denominator(name, aggregation):
 )
 def test_gradient_at_equal_policies_is_the_advantage_over_the_divisor(aggregation, divisor):
     inputs = step((3, 1, 4, 2), max_length=8)
-    inputs = replace(inputs, old_logprobs=inputs.logprobs.detach(), kept=torch.ones(4, dtype=torch.bool))
+    inputs = replace(opened(inputs), old_logprobs=inputs.logprobs.detach())
     _, gradient = loss_and_gradient(inputs, objective("grpo", aggregation=aggregation))
     expected = -(inputs.advantages / torch.tensor(divisor))[inputs.sequence_ids]
-    torch.testing.assert_close(gradient, expected, **EXACT)
+    torch.testing.assert_close(gradient[:, 0], expected, **EXACT)
 
 
 def test_a_wholly_masked_micro_batch_still_has_a_gradient_of_zeros():
@@ -131,12 +177,9 @@ def test_float32_follows_float64():
     inputs = step((5, 7, 3), seed=3)
     single = replace(
         inputs,
-        **{
-            name: getattr(inputs, name).detach().float()
-            for name in ("logprobs", "old_logprobs", "rollout_logprobs", "reference_logprobs", "advantages")
-        },
+        **{name: getattr(inputs, name).detach().float() for name in (*PER_TOKEN, "advantages")},
     )
-    chosen = objective(importance="token_truncate", kl=KlPenalty(coef=0.1))
+    chosen = objective("ppo", importance="token_truncate", kl=KlPenalty(coef=0.1), entropy_coef=0.1)
     narrow, wide = compute_loss(single, chosen).loss, compute_loss(inputs, chosen).loss
     assert narrow.dtype == torch.float32
     assert narrow.item() == pytest.approx(wide.item(), rel=1e-5)

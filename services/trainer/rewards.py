@@ -1,0 +1,32 @@
+"""From the rewards of a step's groups to the advantages of their samples."""
+
+from collections.abc import Sequence
+
+import torch
+from trivet.v1 import sample_pb2
+
+from services.common.config import Config
+from services.trainer.objective import group_relative, overlong_penalty
+from services.trainer.objective.advantages import Normalization
+
+
+def shaped_rewards(groups: Sequence[sample_pb2.ScoredGroup], config: Config) -> list[list[float]]:
+    """Each group's rewards as they were scored, less what overlong answers pay (algorithm.overlong_buffer)."""
+    rewards = [[score.reward for score in scored.scores] for scored in groups]
+    buffer = config.algorithm.overlong_buffer
+    if not buffer:
+        return rewards
+    shaped = []
+    for scored, given in zip(groups, rewards, strict=True):
+        lengths = torch.tensor([len(sample.token_ids) for sample in scored.group.samples])
+        penalty = overlong_penalty(lengths, config.sampling.max_tokens, buffer).tolist()
+        shaped.append([reward + paid for reward, paid in zip(given, penalty, strict=True)])
+    return shaped
+
+
+def advantages_in_groups(rewards: Sequence[Sequence[float]], normalization: Normalization) -> list[list[float]]:
+    """Relative to the group, in the same order."""
+    flat = torch.tensor([reward for group in rewards for reward in group], dtype=torch.float64)
+    ids = torch.tensor([index for index, group in enumerate(rewards) for _ in group])
+    advantages = iter(group_relative(flat, ids, normalization).tolist())
+    return [[next(advantages) for _ in group] for group in rewards]
