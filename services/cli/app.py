@@ -1,29 +1,25 @@
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 import time
-from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
+from services.cli.audit import audit
 from services.cli.live import View
 from services.cli.observation import Observer
 from services.cli.report import plot, summary_table
+from services.cli.start import EXIT_FAILED, EXIT_STOPPED, ConfigFile, Overrides, load, prepare
 from services.cli.supervisor import RunFailed, Supervisor
-from services.common.config import Config, ConfigError, load_config
+from services.common.config import Config
 from services.common.records import Records
 
 REFRESH_SECONDS = 0.5
-EXIT_FAILED, EXIT_USAGE, EXIT_STOPPED = 1, 2, 130
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-
-ConfigFile = Annotated[Path, typer.Argument(help="the run's YAML")]
-Overrides = Annotated[list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="override; repeatable")]
+app.command()(audit)
 
 
 @app.callback()
@@ -41,10 +37,10 @@ def up(
 ) -> None:
     """Run rollouts, rewards and trainer on this machine; Ctrl-C leaves a checkpoint to go on from."""
     console = Console()
-    config = _load(console, config_file, overrides or [])
+    config = load(console, config_file, overrides or [])
     if fresh and config.run.path.exists():
         shutil.rmtree(config.run.path)
-    _prepare(console, config)
+    prepare(console, config)
     stop, hurry = threading.Event(), threading.Event()
 
     def interrupt(*_: object) -> None:
@@ -84,26 +80,6 @@ def _watch(console: Console, config: Config, supervisor: Supervisor, stop: threa
                 return True
             view.show(observer.observe())
     return False
-
-
-def _load(console: Console, config_file: Path, overrides: list[str]) -> Config:
-    try:
-        return load_config(config_file, overrides)
-    except ConfigError as error:
-        console.print(str(error), style="red", highlight=False)
-        raise typer.Exit(EXIT_USAGE) from error
-
-
-def _prepare(console: Console, config: Config) -> None:
-    prepare = config.prepare
-    if prepare is None or Path(prepare.creates).exists():
-        return
-    command = [sys.executable if prepare.command[0] == "python" else prepare.command[0], *prepare.command[1:]]
-    console.print(f"preparing: {' '.join(prepare.command)}")
-    ended = subprocess.run(command, check=False)
-    if ended.returncode != 0 or not Path(prepare.creates).exists():
-        console.print(f"[red]prepare.command ended with status {ended.returncode} and made no {prepare.creates}[/]")
-        raise typer.Exit(EXIT_FAILED)
 
 
 def _report(console: Console, config: Config, seconds: float) -> None:
