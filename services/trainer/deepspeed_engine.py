@@ -17,6 +17,7 @@ from services.trainer import engine_checkpoint
 from services.trainer.deepspeed_config import deepspeed_config
 from services.trainer.engine import PolicyOutput, Reduction, StepResult
 from services.trainer.export import copy_tokenizer, write_model
+from services.trainer.objective import find_algorithm
 from services.trainer.packing import PackedBatch
 from services.trainer.policy import ModelFacts, Policy, load_policy, model_directory
 from services.trainer.schedule import learning_rate
@@ -29,8 +30,10 @@ _REDUCTIONS = {"sum": dist.ReduceOp.SUM, "min": dist.ReduceOp.MIN, "max": dist.R
 def open_engine(config: Config) -> "DeepSpeedEngine":
     """Joins the process group (torchrun's variables, else alone), loads the policy and shards it.
 
-    Raises InvalidData for a model that cannot be trained exactly, ConfigError for a DeepSpeed key that Trivet owns.
+    Raises InvalidData for a model that cannot be trained exactly, ConfigError for a DeepSpeed key that Trivet owns,
+    ValueError for an unknown algorithm: it decides whether there is a value head.
     """
+    value_head = find_algorithm(config.algorithm.name).value is not None
     joined = not dist.is_initialized()
     device = _join_process_group(config)
     policy = load_policy(
@@ -38,6 +41,7 @@ def open_engine(config: Config) -> "DeepSpeedEngine":
         dtype=config.model.dtype,
         keep_routing=config.rl_stability.consistency.keep_routing,
         gradient_checkpointing=config.trainer.gradient_checkpointing,
+        value_head=value_head,
     )
     return DeepSpeedEngine(config, policy, device, source=model_directory(config.model.path), leaves_group=joined)
 
@@ -88,9 +92,11 @@ class DeepSpeedEngine:
         with torch.no_grad():
             return self.forward(batch, keep_routing=keep_routing)
 
-    def forward(self, batch: PackedBatch, *, keep_routing: bool = True) -> PolicyOutput:
-        logprobs, entropies = self._engine(batch.to(self._device), keep_routing=keep_routing)
-        return PolicyOutput(logprobs, entropies, self._policy.agreement)
+    def forward(self, batch: PackedBatch, *, keep_routing: bool = True, entropy_gradient: bool = False) -> PolicyOutput:
+        logprobs, entropies, *values = self._engine(
+            batch.to(self._device), keep_routing=keep_routing, entropy_gradient=entropy_gradient
+        )
+        return PolicyOutput(logprobs, entropies, self._policy.agreement, *values)
 
     def backward(self, loss: Float[Tensor, ""], *, last: bool) -> None:
         self._engine.set_gradient_accumulation_boundary(last)

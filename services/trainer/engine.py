@@ -20,10 +20,12 @@ class PolicyOutput:
     """N completion tokens of one micro-batch."""
 
     logprobs: Float[Tensor, "tokens"]
-    # Of the distribution over the candidate set, in nats; detached.
+    # Of the distribution over the candidate set, in nats; detached unless their gradient was asked for.
     entropies: Float[Tensor, "tokens"]
     # None where no routing was recorded.
     agreement: RoutingAgreement | None
+    # Before each token is chosen; None without a value head.
+    values: Float[Tensor, "tokens"] | None = None
 
 
 @dataclass(frozen=True)
@@ -61,8 +63,11 @@ class TrainEngine(Protocol):
         """Without gradients."""
         ...
 
-    def forward(self, batch: PackedBatch, *, keep_routing: bool = True) -> PolicyOutput:
-        """With gradients; exactly one `backward` must follow before the next `forward` or `logprobs`."""
+    def forward(self, batch: PackedBatch, *, keep_routing: bool = True, entropy_gradient: bool = False) -> PolicyOutput:
+        """With gradients, of the entropies only with `entropy_gradient`.
+
+        Exactly one `backward` must follow before the next `forward` or `logprobs`.
+        """
         ...
 
     def backward(self, loss: Float[Tensor, ""], *, last: bool) -> None: ...

@@ -23,20 +23,28 @@ IDENTITY_FILE = "engine.json"
 
 @dataclass(frozen=True)
 class Identity:
-    """A checkpoint loads only where all of this is equal."""
+    """A checkpoint loads only where all of this is equal. `parameters` and `dtype` are the model's."""
 
     model_type: str
     parameters: str
     dtype: str
     zero_stage: int
     world_size: int
+    value_head: bool = False
 
     @classmethod
     def of(cls, policy: Policy, config: Config, world_size: int) -> "Identity":
         """To be taken before parameters are sharded. `parameters` digests names and shapes."""
-        lines = [f"{name} {list(parameter.shape)}" for name, parameter in policy.named_parameters()]
+        lines = [f"model.{name} {list(parameter.shape)}" for name, parameter in policy.model.named_parameters()]
         digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
-        return cls(policy.facts.model_type, digest, config.model.dtype, config.trainer.zero_stage, world_size)
+        return cls(
+            policy.facts.model_type,
+            digest,
+            config.model.dtype,
+            config.trainer.zero_stage,
+            world_size,
+            policy.value_head is not None,
+        )
 
 
 def write_identity(directory: Path, identity: Identity, steps_applied: int) -> None:
@@ -53,9 +61,11 @@ def check_identity(directory: Path, identity: Identity) -> int:
         raise InvalidData("checkpoint_incomplete", f"{path} cannot be read ({error})") from error
     if not isinstance(content, dict) or not isinstance(content.get("steps_applied"), int):
         raise InvalidData("checkpoint_incomplete", f"{path} has no steps_applied")
+    # A checkpoint that says nothing of a value head has none.
+    found = {"value_head": False, **content}
     for name, expected in dataclasses.asdict(identity).items():
-        if content.get(name) != expected:
-            raise InvalidData("checkpoint_mismatch", f"{path}: {name} is {content.get(name)!r}, expected {expected!r}")
+        if found.get(name) != expected:
+            raise InvalidData("checkpoint_mismatch", f"{path}: {name} is {found.get(name)!r}, expected {expected!r}")
     return int(content["steps_applied"])
 
 

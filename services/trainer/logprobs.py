@@ -40,12 +40,16 @@ class LogitRule:
 
 @dataclass(frozen=True)
 class LogProbQuery:
-    """Which log-probs are asked for. Without `candidates` each is over the whole vocabulary."""
+    """Which log-probs are asked for. Without `candidates` each is over the whole vocabulary.
+
+    `entropy_gradient` makes the entropies differentiable; otherwise they are detached and cost backward nothing.
+    """
 
     targets: Int[Tensor, "tokens"]
     temperatures: Float[Tensor, "tokens"]
     candidates: PackedCandidates | None
     rule: LogitRule = LogitRule()
+    entropy_gradient: bool = False
 
     def rows(self, chosen: Int[Tensor, "chosen"], candidates: PackedCandidates | None) -> "LogProbQuery":
         return replace(
@@ -77,7 +81,7 @@ def token_logprobs(
     bias: Float[Tensor, "vocabulary"] | None,
     query: LogProbQuery,
 ) -> tuple[Float[Tensor, "tokens"], Float[Tensor, "tokens"]]:
-    """Log-prob of each target, and the entropy of the distribution it was drawn from (detached), in nats.
+    """Log-prob of each target, and the entropy of the distribution it was drawn from, in nats.
 
     Raises InvalidData for an id outside the vocabulary or a target outside its candidate set.
     """
@@ -144,15 +148,22 @@ class _CandidateSets(torch.autograd.Function):
         logprobs = torch.segment_reduce(log_probabilities.where(chosen, 0), "sum", lengths=counts)
         entropies = -torch.segment_reduce(probabilities * log_probabilities, "sum", lengths=counts)
         slope = rule.derivative(logits) / temperatures[rows]
-        ctx.save_for_backward(hidden, weight, bias, ids, counts, (chosen.to(dtype) - probabilities) * slope)
-        ctx.mark_non_differentiable(entropies)
+        slopes, entropy_slopes = (chosen.to(dtype) - probabilities) * slope, None
+        if query.entropy_gradient:
+            entropy_slopes = _entropy_slopes(log_probabilities, entropies[rows]) * slope
+        else:
+            ctx.mark_non_differentiable(entropies)
+        ctx.save_for_backward(hidden, weight, bias, ids, counts, slopes, entropy_slopes)
         return logprobs, entropies
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, ids, counts, slopes = ctx.saved_tensors
-        coefficients = slopes * grad.to(slopes.dtype)[row_of_pair(counts)]
+    def backward(ctx: Any, grad: Tensor, entropy_grad: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, weight, bias, ids, counts, slopes, entropy_slopes = ctx.saved_tensors
+        rows = row_of_pair(counts)
+        coefficients = slopes * grad.to(slopes.dtype)[rows]
+        if entropy_slopes is not None:
+            coefficients += entropy_slopes * entropy_grad.to(slopes.dtype)[rows]
         for_hidden, for_weight, for_bias, _ = ctx.needs_input_grad
         grads = _Gradients(
             bag_sums(weight, counts, ids, coefficients) if for_hidden else None,
@@ -199,18 +210,21 @@ class _WholeVocabulary(torch.autograd.Function):
             top = higher
         normalizer = top + total.log()
         entropies = normalizer - weighted / total
-        ctx.save_for_backward(hidden, weight, bias, targets, temperatures, normalizer)
+        differentiable = entropies if query.entropy_gradient else None
+        ctx.save_for_backward(hidden, weight, bias, targets, temperatures, normalizer, differentiable)
         ctx.rule = rule
-        ctx.mark_non_differentiable(entropies)
+        if differentiable is None:
+            ctx.mark_non_differentiable(entropies)
         return picked - normalizer, entropies
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, targets, temperatures, normalizer = ctx.saved_tensors
+    def backward(ctx: Any, grad: Tensor, entropy_grad: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, weight, bias, targets, temperatures, normalizer, entropies = ctx.saved_tensors
         rule: LogitRule = ctx.rule
         dtype = normalizer.dtype
         wide, factor = hidden.to(dtype), (grad.to(dtype) / temperatures)[:, None]
+        entropy_factor = (entropy_grad.to(dtype) / temperatures)[:, None]
         for_hidden, for_weight, for_bias, _ = ctx.needs_input_grad
         grads = _Gradients(
             torch.zeros_like(hidden, dtype=dtype) if for_hidden else None,
@@ -219,10 +233,17 @@ class _WholeVocabulary(torch.autograd.Function):
         )
         for part in blocks(weight.shape[0], max(hidden.shape)):
             logits = rule.apply(_raw(wide, weight, bias, part))
-            slopes = -(logits / temperatures[:, None] - normalizer[:, None]).exp_()
+            log_probabilities = logits / temperatures[:, None] - normalizer[:, None]
+            entropy_slopes = None
+            if entropies is not None:
+                entropy_slopes = _entropy_slopes(log_probabilities, entropies[:, None]) * entropy_factor
+            slopes = log_probabilities.exp_().neg_()
             inside, column = _inside(targets, part)
             slopes[inside, column] += 1
-            slopes *= factor * rule.derivative(logits)
+            slopes *= factor
+            if entropy_slopes is not None:
+                slopes += entropy_slopes
+            slopes *= rule.derivative(logits)
             if grads.hidden is not None:
                 grads.hidden.addmm_(slopes, weight[part].to(dtype))
             if grads.weight is not None:
@@ -230,6 +251,11 @@ class _WholeVocabulary(torch.autograd.Function):
             if grads.bias is not None:
                 grads.bias[part] = slopes.sum(0)
         return (*grads.cast(hidden, weight, bias), None)
+
+
+def _entropy_slopes(log_probabilities: Tensor, entropies: Tensor) -> Tensor:
+    """d entropy / d (logit / temperature) = −p·(log p + entropy)."""
+    return -log_probabilities.exp() * (log_probabilities + entropies)
 
 
 def _raw(wide: Tensor, weight: Tensor, bias: Tensor | None, part: slice) -> Tensor:

@@ -14,6 +14,7 @@ from services.trainer.model_probe import Probe, probe
 from services.trainer.packing import PackedBatch
 from services.trainer.router_rules import Router, find_routers
 from services.trainer.routing import RoutingAgreement, RoutingReplay
+from services.trainer.value_head import ValueHead
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 CHECKPOINT_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
@@ -40,7 +41,7 @@ class Policy(nn.Module):
     `close_routing` once backward has ended. `agreement` is that of the last forward, None where nothing was compared.
     """
 
-    def __init__(self, model: Any, *, keep_routing: bool = True) -> None:
+    def __init__(self, model: Any, *, keep_routing: bool = True, value_head: bool = False) -> None:
         """Raises InvalidData for a family whose routing (with `keep_routing`) or logits cannot be computed exactly."""
         super().__init__()
         if model.base_model is model or model.get_output_embeddings() is None:
@@ -54,6 +55,7 @@ class Policy(nn.Module):
         self.model = model
         output = model.get_output_embeddings()
         self.head = LogProbHead(output.weight, getattr(output, "bias", None))
+        self.value_head = ValueHead(output.weight.shape[1]).to(output.weight.device) if value_head else None
         self._rule = rule
         self.facts = _facts(model, output, seen)
         self.agreement: RoutingAgreement | None = None
@@ -62,12 +64,13 @@ class Policy(nn.Module):
         )
 
     def forward(
-        self, batch: PackedBatch, *, keep_routing: bool = True
-    ) -> tuple[Float[Tensor, "tokens"], Float[Tensor, "tokens"]]:
+        self, batch: PackedBatch, *, keep_routing: bool = True, entropy_gradient: bool = False
+    ) -> tuple[Float[Tensor, "tokens"], ...]:
         """Log-probs of the completion tokens at the sampler's temperature and candidates, and entropies, in nats.
 
-        Entropies are detached. `keep_routing` replays the recorded experts; else they are only compared. Raises
-        InvalidData for data that is not this model's.
+        With a value head, third, the value before each token is chosen. Entropies are detached unless
+        `entropy_gradient`. `keep_routing` replays the recorded experts; else they are only compared. Raises InvalidData
+        for data that is not this model's.
         """
         self.agreement = None
         if keep_routing and self.routing is not None and batch.routing is None:
@@ -95,9 +98,9 @@ class Policy(nn.Module):
         finally:
             if not (finished and torch.is_grad_enabled()):
                 self.close_routing()
-        query = LogProbQuery(batch.targets, batch.temperatures, batch.candidates, self._rule)
-        result: tuple[Tensor, Tensor] = self.head(hidden, query)
-        return result
+        query = LogProbQuery(batch.targets, batch.temperatures, batch.candidates, self._rule, entropy_gradient)
+        logprobs, entropies = self.head(hidden, query)
+        return (logprobs, entropies) if self.value_head is None else (logprobs, entropies, self.value_head(hidden))
 
     def close_routing(self) -> None:
         if self.routing is not None:
@@ -117,8 +120,12 @@ def load_policy(
     dtype: Literal["float32", "bfloat16"],
     keep_routing: bool = True,
     gradient_checkpointing: bool = False,
+    value_head: bool = False,
 ) -> Policy:
-    """From a Hugging Face directory or hub id; on the CPU, in train mode. Raises InvalidData as Policy does."""
+    """From a Hugging Face directory or hub id; on the CPU, in train mode. Raises InvalidData as Policy does.
+
+    A value head starts at zero, whatever the directory holds.
+    """
     from transformers import AutoConfig, AutoModelForCausalLM
 
     directory = model_directory(path)
@@ -126,7 +133,7 @@ def load_policy(
     model = AutoModelForCausalLM.from_pretrained(directory, config=config, dtype=DTYPES[dtype])
     if gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    policy = Policy(model, keep_routing=keep_routing)
+    policy = Policy(model, keep_routing=keep_routing, value_head=value_head)
     return policy.train()
 
 

@@ -41,8 +41,8 @@ class TrainSample:
                 f"rollout_logprobs of {self.sample_id} has {len(self.rollout_logprobs)} rows, "
                 f"expected {len(self.token_ids)}",
             )
-        if not np.isfinite(self.rollout_logprobs).all() or not np.isfinite(self.advantage):
-            raise InvalidData("not_finite", f"sample {self.sample_id} has a log-prob or advantage that is not finite")
+        if not (np.isfinite(self.rollout_logprobs).all() and np.isfinite([self.advantage, self.reward]).all()):
+            raise InvalidData("not_finite", f"sample {self.sample_id} has a log-prob, advantage or reward not finite")
         if not (np.isfinite(self.temperature) and self.temperature > 0):
             raise InvalidData(
                 "temperature", f"temperature of {self.sample_id} is {self.temperature}, expected a positive number"

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Bool, Float
@@ -22,6 +22,7 @@ from services.trainer.objective import (
     keep_sequences,
     sequence_divergence,
 )
+from services.trainer.old_policy import OldPolicy, OldTokens, gather, old_tokens
 from services.trainer.packing import MicroBatch, PackedBatch, pack, plan_microbatches
 from services.trainer.reference import Reference
 from services.trainer.samples import TrainSample
@@ -51,28 +52,35 @@ class Updater:
         Returns metrics of the whole step: those of the first optimizer step tell how far sampler and trainer are apart.
         """
         config = self._config
-        old = self._recomputed(samples) if config.algorithm.old_policy == "recomputed" else None
+        objective = build_objective(config)
+        old: OldPolicy | None = None
+        if objective.algorithm.value is not None:
+            old = self._old_policy(samples)
+            samples = self._judged(samples, old)
+        elif config.algorithm.old_policy == "recomputed":
+            old = self._old_policy(samples)
         first: Values = {}
         last: Values = {}
         for _ in range(config.trainer.epochs):
             for chunk in split(samples, config.trainer.minibatches):
-                last = self._optimizer_step(chunk, old)
+                last = self._optimizer_step(chunk, old, objective)
                 first = first or last
         return {**last, **{name: first[name] for name in SAMPLER_AGAINST_TRAINER if name in first}}
 
-    def _optimizer_step(self, samples: Sequence[TrainSample], old: dict[str, Tensor] | None) -> Values:
+    def _optimizer_step(self, samples: Sequence[TrainSample], old: OldPolicy | None, objective: Objective) -> Values:
         measured = [self._measure(plan, samples) for plan in self._plan(samples)]
         kept = self._keep(samples, measured)
-        objective = build_objective(self._config)
+        rewards_entropy = objective.algorithm.entropy_coef > 0
         tokens = sum(len(sample.token_ids) for sample in samples)
         total: Metrics | None = None
         for position, micro in enumerate(measured):
             batch = micro.batch
-            output = self._engine.forward(batch, keep_routing=self._keep_routing)
+            output = self._engine.forward(batch, keep_routing=self._keep_routing, entropy_gradient=rewards_entropy)
+            before = OldTokens(batch.rollout_logprobs) if old is None else gather(old, batch)
             outputs = compute_loss(
                 LossInputs(
                     logprobs=output.logprobs,
-                    old_logprobs=batch.rollout_logprobs if old is None else _gather(old, batch),
+                    old_logprobs=before.logprobs,
                     rollout_logprobs=batch.rollout_logprobs,
                     reference_logprobs=micro.reference_logprobs,
                     sequence_ids=batch.sequence_ids,
@@ -83,6 +91,11 @@ class Updater:
                     max_length=self._config.sampling.max_tokens,
                     truncated=batch.truncated if self._config.algorithm.mask_truncated else None,
                     steps_applied=self._engine.steps_applied,
+                    entropies=output.entropies if rewards_entropy else None,
+                    values=output.values,
+                    old_values=before.values,
+                    returns=before.returns,
+                    gae_advantages=before.advantages,
                 ),
                 objective,
             )
@@ -100,13 +113,16 @@ class Updater:
         }
 
     def _measure(self, plan: MicroBatch, samples: Sequence[TrainSample]) -> Measured:
-        batch = pack([samples[index] for index in plan.indices]).to(self._engine.device)
-        if not self._config.rl_stability.consistency.keep_sampling_mask:
-            batch = batch.without_candidates()
+        batch = self._batch(plan, samples)
         reference = None
         if self._reference is not None and self._config.rl_stability.needs_reference:
             reference = self._reference.logprobs(batch, keep_routing=self._keep_routing)
         return Measured(plan, batch, self._engine.logprobs(batch, keep_routing=self._keep_routing), reference)
+
+    def _batch(self, plan: MicroBatch, samples: Sequence[TrainSample]) -> PackedBatch:
+        batch = pack([samples[index] for index in plan.indices]).to(self._engine.device)
+        keeps = self._config.rl_stability.consistency.keep_sampling_mask
+        return batch if keeps else batch.without_candidates()
 
     def _keep(self, samples: Sequence[TrainSample], measured: Sequence[Measured]) -> Bool[Tensor, "samples"]:
         """Over the sequences of all ranks: the mask keeps a share of the whole step."""
@@ -164,18 +180,27 @@ class Updater:
             values["candidates_mean"] = candidates / tokens
         return values
 
-    def _recomputed(self, samples: Sequence[TrainSample]) -> dict[str, Tensor]:
-        """The trainer's own log-probs of this rank's share of every mini-batch, by sample."""
-        old: dict[str, Tensor] = {}
+    def _old_policy(self, samples: Sequence[TrainSample]) -> OldPolicy:
+        """Of this rank's share of every mini-batch."""
+        old: dict[str, OldTokens] = {}
         for chunk in split(samples, self._config.trainer.minibatches):
             for plan in self._plan(chunk):
-                batch = pack([chunk[index] for index in plan.indices]).to(self._engine.device)
-                if not self._config.rl_stability.consistency.keep_sampling_mask:
-                    batch = batch.without_candidates()
-                logprobs = self._engine.logprobs(batch, keep_routing=self._keep_routing).logprobs
-                for index, sample_id in enumerate(batch.sample_ids):
-                    old[sample_id] = logprobs[batch.sequence_ids == index]
+                batch = self._batch(plan, chunk)
+                output = self._engine.logprobs(batch, keep_routing=self._keep_routing)
+                rewards = torch.tensor([chunk[index].reward for index in plan.indices], device=self._engine.device)
+                old |= old_tokens(batch, output, rewards, self._config.algorithm).by_sample(batch)
         return old
+
+    def _judged(self, samples: Sequence[TrainSample], old: OldPolicy) -> list[TrainSample]:
+        """Each sample's advantage is the mean of its tokens': the off-policy mask wants one of every sequence."""
+        shares = torch.zeros(len(samples), 2, dtype=torch.float64, device=self._engine.device)
+        for index, sample in enumerate(samples):
+            if sample.sample_id in old:
+                shares[index, 0], shares[index, 1] = old[sample.sample_id].mean_advantage, 1
+        # A repeat that only keeps the ranks in step puts its samples on several ranks.
+        sums, ranks = self._engine.all_reduce(shares, "sum").unbind(1)
+        means = (sums / ranks).tolist()
+        return [replace(sample, advantage=mean) for sample, mean in zip(samples, means, strict=True)]
 
     def _plan(self, samples: Sequence[TrainSample]) -> list[MicroBatch]:
         plans = plan_microbatches(
@@ -235,10 +260,6 @@ def build_objective(config: Config) -> Objective:
         if stability.needs_reference
         else None,
     )
-
-
-def _gather(old: dict[str, Tensor], batch: PackedBatch) -> Float[Tensor, "tokens"]:
-    return torch.cat([old[sample_id] for sample_id in batch.sample_ids])
 
 
 def _empty(metrics: Metrics) -> Metrics:

@@ -7,6 +7,7 @@ and the parameters to safetensors beside it.
 import json
 import random
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from services.trainer.deepspeed_engine import DeepSpeedEngine, open_engine
 from services.trainer.engine import StepResult
 from services.trainer.packing import pack, plan_microbatches
 from services.trainer.samples import TrainSample
+from services.trainer.update import Updater
 
 LENGTHS = [(4, 5), (1, 3), (6, 2), (2, 7), (3, 3)]
 TOKEN_BUDGET = 12
@@ -35,7 +37,14 @@ def samples() -> list[TrainSample]:
     return make_samples(LENGTHS, routing=ROUTING, candidates=12)
 
 
-def configuration(model: Path, stage: int, dtype: str, *, checkpointing: bool = False) -> Config:
+def rewarded_samples() -> list[TrainSample]:
+    """For PPO, which goes by the reward alone."""
+    return [replace(sample, reward=(-1.0) ** index) for index, sample in enumerate(samples())]
+
+
+def configuration(
+    model: Path, stage: int, dtype: str, *, checkpointing: bool = False, algorithm: dict[str, Any] | None = None
+) -> Config:
     # Without it ZeRO-3 keeps parameters this small whole.
     extra = {"zero_optimization": {"stage3_param_persistence_threshold": 0}} if stage == 3 else {}
     return parse_config(
@@ -45,6 +54,8 @@ def configuration(model: Path, stage: int, dtype: str, *, checkpointing: bool = 
             "data": {"train": {"kind": "jsonl", "path": "none.jsonl"}, "max_prompt_tokens": 8},
             "sampling": {"max_tokens": 8, "top_k": 12},
             "reward": {"scorers": [{"name": "exact_match"}]},
+            "algorithm": algorithm or {},
+            "rl_stability": {"unbiased_kl": {"enabled": False}},
             "trainer": {
                 "device": "cpu",
                 "steps": 10,
@@ -138,6 +149,45 @@ def go_through(directory: Path, stage: int, dtype: str) -> dict[str, Any]:
     }
 
 
+PPO = {"name": "ppo", "entropy_coef": 0.01}
+
+
+def train_ppo(directory: Path, stage: int, dtype: str) -> dict[str, Any]:
+    """Two updates, and a third both straight on and after a resume."""
+    config = configuration(directory / "model", stage, dtype, checkpointing=stage != 1, algorithm=PPO)
+    batch = pack(rewarded_samples()[:2])
+
+    def update(engine: DeepSpeedEngine) -> dict[str, float]:
+        return Updater(config, engine, None).train(rewarded_samples())
+
+    engine = open_engine(config)
+    name = f"ppo-{engine.world_size}-{stage}-{dtype}"
+    start = engine.logprobs(batch).values
+    steps = [update(engine) for _ in range(2)]
+    engine.save(directory / name)
+    straight = [update(engine)]
+    after = engine.logprobs(batch)
+    engine.export(directory / f"export-{name}")
+    engine.close()
+    resumed = open_engine(config)
+    resumed.load(directory / name)
+    again = [update(resumed)]
+    values = resumed.logprobs(batch).values
+    without_head = refusal(resumed, directory / f"checkpoint-{resumed.world_size}-{stage}-{dtype}")
+    resumed.close()
+    assert start is not None
+    assert after.values is not None
+    assert values is not None
+    return {
+        "start": start.tolist(),
+        "steps": steps,
+        "values": after.values.tolist(),
+        "exported_logprobs": after.logprobs.tolist(),
+        "resume_equal": straight == again and torch.equal(after.values, values),
+        "without_head": without_head,
+    }
+
+
 def refusals(directory: Path, first: DeepSpeedEngine) -> dict[str, str]:
     """What loading into another engine says, by what is different."""
     made_alone = directory / "checkpoint-1-1-float32"
@@ -146,6 +196,7 @@ def refusals(directory: Path, first: DeepSpeedEngine) -> dict[str, str]:
     said = {"missing": refusal(first, directory / "missing")}
     other = open_engine(configuration(directory / "other", 1, "float32"))
     said["parameters"] = refusal(other, made_alone)
+    said["value_head"] = refusal(first, directory / "ppo-1-1-float32")
     other.close()
     return said
 
@@ -180,15 +231,20 @@ CASES = {
 }
 
 
+PPO_CASES = {1: [(1, "float32"), (3, "bfloat16")], 2: [(2, "float32"), (3, "float32")]}
+
+
 def main() -> None:
     directory = Path(sys.argv[1])
     torch.set_num_threads(1)
     # Holds the process group open over all engines.
     first = open_engine(configuration(directory / "model", 1, "float32"))
     cases = {f"{stage}-{dtype}": go_through(directory, stage, dtype) for stage, dtype in CASES[first.world_size]}
+    ppo = {f"{stage}-{dtype}": train_ppo(directory, stage, dtype) for stage, dtype in PPO_CASES[first.world_size]}
     good = [float(case["resume_equal"] and case["skip_unchanged"]) for case in cases.values()]
     results = {
         "cases": cases,
+        "ppo": ppo,
         "refusals": refusals(directory, first),
         "collectives": collectives(first),
         "good_on_every_rank": first.all_reduce(torch.tensor(good), "min").tolist(),

@@ -15,13 +15,17 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "trainer"))
 import deepspeed_worker as worker
 from model_families import make_model
+from plain_engine import PlainEngine
+from transformers import AutoModelForCausalLM
 
 from services.trainer.packing import pack
 from services.trainer.policy import load_policy
+from services.trainer.update import Updater
 
 ROOT = Path(__file__).parents[2]
 CASES = [(world_size, *case) for world_size, cases in worker.CASES.items() for case in cases]
 FLOAT32 = [case for case in CASES if case[2] == "float32"]
+PPO_CASES = [(world_size, *case) for world_size, cases in worker.PPO_CASES.items() for case in cases]
 
 
 @pytest.fixture(scope="module")
@@ -155,10 +159,63 @@ def test_the_engine_reports_what_it_does(results: dict[int, dict[str, Any]], cas
     assert result["sharded"] == (case[1] == 3)
 
 
+def ppo_result(results: dict[int, dict[str, Any]], case: tuple[int, int, str]) -> dict[str, Any]:
+    world_size, stage, dtype = case
+    found: dict[str, Any] = results[world_size]["ppo"][f"{stage}-{dtype}"]
+    return found
+
+
+@pytest.mark.parametrize("case", PPO_CASES, ids=str)
+def test_ppo_trains_the_value_head_with_the_policy(
+    directory: Path, results: dict[int, dict[str, Any]], case: tuple[int, int, str]
+) -> None:
+    result = ppo_result(results, case)
+    first, second = result["steps"]
+    assert result["start"] == [0.0] * len(result["start"])
+    assert (first["value"], second["value"]) == (0.0, pytest.approx(second["value"]))
+    assert second["value"] != 0
+    assert min(map(abs, result["values"])) > 0
+    if case[2] != "float32":
+        return
+    # On one rank in plain PyTorch, packed differently.
+    config = worker.configuration(directory / "model", case[1], "float32", algorithm=worker.PPO)
+    engine = PlainEngine(load_policy(str(directory / "model"), dtype="float32", value_head=True))
+    expected = Updater(config, engine, None).train(worker.rewarded_samples())
+    same = ["loss", "policy_loss", "value_loss", "entropy_loss", "grad_norm", "return", "ratio", "entropy"]
+    assert {name: first[name] for name in same} == pytest.approx({name: expected[name] for name in same}, rel=1e-4)
+    other = ppo_result(results, (1, 1, "float32"))["steps"][1]
+    assert {name: second[name] for name in same} == pytest.approx({name: other[name] for name in same}, rel=1e-3)
+
+
+@pytest.mark.parametrize("case", PPO_CASES, ids=str)
+def test_ppo_resumes_bit_exactly_head_included(results: dict[int, dict[str, Any]], case: tuple[int, int, str]) -> None:
+    assert ppo_result(results, case)["resume_equal"]
+
+
+@pytest.mark.parametrize("case", PPO_CASES, ids=str)
+def test_an_export_leaves_the_value_head_out(
+    directory: Path, results: dict[int, dict[str, Any]], case: tuple[int, int, str]
+) -> None:
+    exported = directory / f"export-ppo-{'-'.join(map(str, case))}"
+    assert load_file(exported / "model.safetensors").keys() == load_file(directory / "model/model.safetensors").keys()
+    _, loading = AutoModelForCausalLM.from_pretrained(exported, output_loading_info=True)
+    assert not any(loading.values())
+    policy = load_policy(str(exported), dtype=case[2])  # type: ignore[arg-type]
+    with torch.no_grad():
+        logprobs, _ = policy(pack(worker.rewarded_samples()[:2]))
+    expected = torch.tensor(ppo_result(results, case)["exported_logprobs"])
+    torch.testing.assert_close(logprobs, expected, rtol=0, atol=1e-5)
+
+
+def test_checkpoints_without_a_value_head_are_refused_by_ppo(results: dict[int, dict[str, Any]]) -> None:
+    for case in PPO_CASES:
+        assert "value_head is False, expected True" in ppo_result(results, case)["without_head"]
+
+
 def test_checkpoints_of_something_else_are_refused_by_name(results: dict[int, dict[str, Any]]) -> None:
     said = {**results[1]["refusals"], **results[2]["refusals"]}
     assert said.pop("missing").startswith("checkpoint_incomplete: ")
-    assert said.keys() == {"parameters", "world_size"}
+    assert said.keys() == {"parameters", "world_size", "value_head"}
     for different, sentence in said.items():
         assert sentence.startswith("checkpoint_mismatch: ")
         assert f"{different} is " in sentence

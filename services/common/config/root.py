@@ -75,6 +75,11 @@ def _problems(config: Config) -> list[str]:
             "rl_stability.consistency.keep_sampling_mask is false while sampling truncates (top_k or top_p) and "
             "importance_sampling.mode is none: nothing would correct the ratio; turn one of the two on"
         )
+    if config.algorithm.dynamic_sampling and config.sampling.group_size < 2:
+        problems.append(
+            f"algorithm.dynamic_sampling is true, expected false with sampling.group_size {config.sampling.group_size}: "
+            "a group of one never has variance"
+        )
     if config.algorithm.overlong_buffer > config.sampling.max_tokens:
         problems.append(
             f"algorithm.overlong_buffer is {config.algorithm.overlong_buffer}, expected at most sampling.max_tokens "

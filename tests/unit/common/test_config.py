@@ -51,6 +51,7 @@ def test_overrides_are_yaml(tree):
         ),
         ("rollout.server.host=0.0.0.0", "rollout.server.token is missing: host 0.0.0.0 can be reached"),
         ("rollout.engine={dtype: half}", "engine sets ['dtype'], which Trivet sets itself"),
+        ("algorithm.overlong_buffer=17", "expected at most sampling.max_tokens (16)"),
         ("reward.maximum=-1", "minimum is 0.0, expected less than maximum (-1.0)"),
         ("data.train={kind: jsonl, path: data.csv}", "expected a .jsonl file"),
         ("data.train={kind: reasoning_gym, path: gcd}", "size is missing"),
@@ -64,6 +65,11 @@ def test_what_cannot_work_is_refused_at_load_with_a_sentence(override, sentence)
     with pytest.raises(ConfigError) as refusal:
         load_config(QUICKSTART, [override])
     assert sentence in str(refusal.value)
+
+
+def test_a_group_of_one_cannot_be_filtered_by_variance():
+    with pytest.raises(ConfigError, match="a group of one never has variance"):
+        load_config(QUICKSTART, ["algorithm={name: ppo, dynamic_sampling: true}", "sampling.group_size=1"])
 
 
 def test_vllms_native_capture_needs_top_k():

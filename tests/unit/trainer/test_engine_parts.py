@@ -1,7 +1,9 @@
 """What surrounds DeepSpeed and needs none of it."""
 
 import ast
+import json
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -106,10 +108,23 @@ def test_an_identity_tells_models_and_settings_apart(tmp_path: Path) -> None:
         (Identity.of(Policy(make_model("cohere")), config, 2), "model_type"),
         (Identity.of(Policy(make_model("qwen3")), config, 1), "world_size"),
         (Identity.of(Policy(make_model("qwen3")), configuration(zero_stage=2), 2), "zero_stage"),
+        (Identity.of(Policy(make_model("qwen3"), value_head=True), config, 2), "value_head"),
     ]:
         with pytest.raises(InvalidData, match=f"{field} is .*, expected") as refused:
             check_identity(tmp_path, other)
         assert refused.value.code == "checkpoint_mismatch"
+
+
+def test_a_checkpoint_that_says_nothing_of_a_value_head_has_none(tmp_path: Path) -> None:
+    mine = Identity("qwen3", "0", "float32", 1, 1)
+    write_identity(tmp_path, mine, 3)
+    path = tmp_path / "engine.json"
+    content = json.loads(path.read_text(encoding="utf-8"))
+    del content["value_head"]
+    path.write_text(json.dumps(content), encoding="utf-8")
+    assert check_identity(tmp_path, mine) == 3
+    with pytest.raises(InvalidData, match="value_head is False, expected True"):
+        check_identity(tmp_path, replace(mine, value_head=True))
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"steps_applied": "3"}'])

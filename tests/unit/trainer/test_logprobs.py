@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -72,6 +74,41 @@ def test_equals_the_dense_computation_in_value_and_gradient(kind: str, bias: boo
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10)
 
 
+@pytest.mark.usefixtures("blocks")
+@pytest.mark.parametrize("rule", RULES, ids=str)
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
+@pytest.mark.parametrize("kind", ["candidates", "whole vocabulary", "mixed"])
+def test_gradients_of_the_entropy_equal_the_dense_ones(kind: str, bias: bool, rule: LogitRule) -> None:
+    parameters, made = make(bias=bias, whole=(0, 5, 6) if kind == "mixed" else ())
+    candidates = None if kind == "whole vocabulary" else made.candidates
+    query = LogProbQuery(made.targets, made.temperatures, candidates, rule, entropy_gradient=True)
+    # The entropy's alone, on top of the log-prob's, and the log-prob's alone.
+    for of_values, of_entropies in [(0.0, 1.0), (1.0, -0.3), (1.0, 0.0)]:
+        values, entropies = token_logprobs(*parameters, query)
+        expected, expected_entropies = dense(parameters, query)[0], dense_entropies(parameters, query)
+        torch.testing.assert_close(entropies, expected_entropies, rtol=0, atol=1e-10)
+        ours = gradients(of_values * values + of_entropies * entropies.square(), parameters)
+        theirs = gradients(of_values * expected + of_entropies * expected_entropies.square(), parameters)
+        for left, right in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(left, right, rtol=0, atol=1e-10)
+
+
+def dense_entropies(parameters: list[Tensor | None], query: LogProbQuery) -> Tensor:
+    """Row by row from the definition: Categorical clamps the log-probs of masked entries, and with them gradients."""
+    hidden, weight, bias = parameters
+    assert hidden is not None
+    assert weight is not None
+    raw = hidden @ weight.t() + (0 if bias is None else bias)
+    scaled = query.rule.apply(raw) / query.temperatures[:, None]
+    sets = [slice(None)] * len(scaled) if query.candidates is None else candidates_of(query.candidates)
+    logs = [row[ids].log_softmax(0) for row, ids in zip(scaled, sets, strict=True)]
+    return torch.stack([-(log.exp() * log).sum() for log in logs])
+
+
+def candidates_of(candidates: PackedCandidates) -> list[Tensor | slice]:
+    return [ids if len(ids) else slice(None) for ids in candidates.token_ids.split(candidates.counts.tolist())]
+
+
 def test_rows_that_all_mean_the_whole_vocabulary_equal_no_candidates() -> None:
     parameters, made = make(whole=tuple(range(TOKENS)))
     without = LogProbQuery(made.targets, made.temperatures, None)
@@ -84,6 +121,16 @@ def test_gradients_agree_with_finite_differences(seed: int) -> None:
     parameters, query = make(seed, whole=(1, 4))
     assert torch.autograd.gradcheck(
         lambda h, w, b: token_logprobs(h, w, b, query)[0], parameters, fast_mode=True, atol=1e-6, rtol=1e-5
+    )
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 10_000))
+def test_entropy_gradients_agree_with_finite_differences(seed: int) -> None:
+    parameters, made = make(seed, whole=(1, 4))
+    query = replace(made, entropy_gradient=True)
+    assert torch.autograd.gradcheck(
+        lambda h, w, b: token_logprobs(h, w, b, query), parameters, fast_mode=True, atol=1e-6, rtol=1e-5
     )
 
 
@@ -117,6 +164,20 @@ def test_bf16_inputs_are_summed_in_float32() -> None:
         for ours, theirs in zip(gradients(values, list(coarse)), gradients(expected, list(exact)), strict=True):
             assert ours.dtype == torch.bfloat16
             torch.testing.assert_close(ours.double(), theirs, rtol=2**-7, atol=1e-4)
+
+
+@pytest.mark.usefixtures("blocks")
+def test_bf16_entropies_are_differentiated_in_float32() -> None:
+    parameters, made = make()
+    coarse = [parameter.detach().bfloat16().requires_grad_() for parameter in parameters if parameter is not None]
+    exact = [parameter.detach().double().requires_grad_() for parameter in coarse]
+    for candidates in (made.candidates, None):
+        query = LogProbQuery(made.targets, made.temperatures, candidates, entropy_gradient=True)
+        entropies = token_logprobs(*coarse, query)[1]
+        assert entropies.dtype == torch.float32
+        theirs = gradients(dense_entropies(list(exact), query), list(exact))
+        for left, right in zip(gradients(entropies, list(coarse)), theirs, strict=True):
+            torch.testing.assert_close(left.double(), right, rtol=2**-7, atol=1e-4)
 
 
 def test_only_the_kept_rows_of_the_output_matrix_get_a_gradient() -> None:
@@ -186,6 +247,7 @@ def test_nothing_of_size_tokens_by_vocabulary_is_allocated(monkeypatch: pytest.M
     ids = torch.stack([targets, targets + 1000, targets + 2000], 1).reshape(-1)
     for candidates in (PackedCandidates(torch.full((tokens,), 3), ids), None):
         with Watch():
-            values, _ = token_logprobs(states, weight, None, LogProbQuery(targets, torch.ones(tokens), candidates))
-            values.sum().backward()
+            query = LogProbQuery(targets, torch.ones(tokens), candidates, entropy_gradient=True)
+            values, entropies = token_logprobs(states, weight, None, query)
+            (values + entropies).sum().backward()
     assert largest == vocabulary * hidden

@@ -103,6 +103,52 @@ def test_gradients_of_all_parameters_equal_those_of_the_plain_computation() -> N
         torch.testing.assert_close(ours[name], gradient, rtol=0, atol=1e-9, msg=name)
 
 
+def test_entropy_gradients_of_all_parameters_are_those_at_the_sampler_s_temperature() -> None:
+    policy = Policy(make_model("qwen3", dtype=torch.float64))
+    batch = pack(make_samples(LENGTHS))
+    assert not policy(batch)[1].requires_grad
+    _, entropies = policy(batch, entropy_gradient=True)
+    entropies.sum().backward()
+    ours = {name: parameter.grad for name, parameter in policy.named_parameters()}
+    policy.zero_grad()
+    logits = policy.model(input_ids=batch.input_ids, position_ids=batch.position_ids, use_cache=False).logits[0]
+    logs = (logits[batch.predicting] / batch.temperatures.double()[:, None]).log_softmax(-1)
+    (-(logs.exp() * logs).sum()).backward()
+    for name, parameter in policy.named_parameters():
+        torch.testing.assert_close(ours[name], parameter.grad, rtol=0, atol=1e-10, msg=name)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_values_are_read_where_the_logits_of_each_token_are(dtype: torch.dtype) -> None:
+    policy = Policy(make_model("qwen3", dtype=dtype), value_head=True)
+    samples = make_samples(LENGTHS, candidates=9)
+    batch = pack(samples)
+    _, _, values = policy(batch)
+    assert values.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    assert values.shape == batch.targets.shape
+    assert values.abs().max() == 0
+    with torch.no_grad():
+        policy.value_head.weight.copy_(torch.linspace(-1, 1, 32))
+        policy.value_head.bias.fill_(0.25)
+        _, _, values = policy(batch)
+        for sample, ours in zip(samples, values.split([len(sample.token_ids) for sample in samples]), strict=True):
+            ids = torch.from_numpy(np.concatenate([sample.prompt_token_ids, sample.token_ids]).astype(np.int64))
+            hidden = policy.model.base_model(input_ids=ids[None], use_cache=False).last_hidden_state[0]
+            before = hidden[len(sample.prompt_token_ids) - 1 : -1].double()
+            expected = before @ torch.linspace(-1, 1, 32).double() + 0.25
+            torch.testing.assert_close(
+                ours.double(), expected, rtol=0, atol=1e-5 if dtype != torch.bfloat16 else 0.2, msg=sample.sample_id
+            )
+
+
+def test_only_a_policy_with_a_value_head_has_its_parameters() -> None:
+    without, with_head = Policy(make_model("qwen3")), Policy(make_model("qwen3"), value_head=True)
+    ours, theirs = dict(without.named_parameters()), dict(with_head.named_parameters())
+    assert theirs.keys() - ours.keys() == {"value_head.weight", "value_head.bias"}
+    assert theirs["value_head.weight"].dtype == torch.float32
+    assert len(without(pack(make_samples(LENGTHS)))) == 2
+
+
 def test_the_head_is_the_model_s_own_matrix() -> None:
     for tied in (True, False):
         policy = Policy(make_model("qwen3", tie_word_embeddings=tied))
