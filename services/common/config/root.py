@@ -77,8 +77,8 @@ def _problems(config: Config) -> list[str]:
         )
     if config.algorithm.dynamic_sampling and config.sampling.group_size < 2:
         problems.append(
-            f"algorithm.dynamic_sampling is true, expected false with sampling.group_size {config.sampling.group_size}: "
-            "a group of one never has variance"
+            f"algorithm.dynamic_sampling is true, expected false with sampling.group_size "
+            f"{config.sampling.group_size}: a group of one never has variance"
         )
     if config.algorithm.overlong_buffer > config.sampling.max_tokens:
         problems.append(
