@@ -24,7 +24,8 @@ demo: install
 	$(BIN)/trivet up $(CONFIG)
 
 test: install
-	$(BIN)/python -m pytest tests
+	$(BIN)/python -m pytest tests/unit -n 2 --dist loadfile
+	$(BIN)/python -m pytest tests/integration
 
 check: install proto-check
 	$(BIN)/ruff check .
