@@ -50,6 +50,8 @@ class Conductor:
         self._scored = streams.scored(CONSUMER)
         self._issuer = Issuer(config, self.data)
         self.step = 0
+        # Seconds of waiting without an arrival, and since what is outstanding was last looked for.
+        self._silence = self._unreconciled = 0.0
         self.intake = Intake(
             self._scored,
             DeadLetters(self.client, config.run.name),
@@ -91,8 +93,7 @@ class Conductor:
             return step_pb2.StepOrder(action=step_pb2.STEP_ACTION_SAVE)
         if self.controls.paused:
             self.status.state = trainer_pb2.TRAINER_STATE_PAUSED
-            self._wait_for_news()
-            self._last_arrival = time.monotonic()
+            self.intake.poll(POLL_SECONDS)
             return step_pb2.StepOrder(action=step_pb2.STEP_ACTION_WAIT)
         self.issue()
         if self.intake.ready < self.config.trainer.groups_per_step:
@@ -132,7 +133,6 @@ class Conductor:
                 )
             self.intake.poll(POLL_SECONDS)
         self.intake.evaluation = None
-        self._last_arrival = time.monotonic()
         return evaluation.metrics()
 
     def reconcile(self) -> None:
@@ -158,24 +158,23 @@ class Conductor:
         for stream in (self._prompts, self._samples, self._scored):
             stream.observe()
 
-    _last_arrival: float = 0.0
-    _last_reconcile: float = 0.0
-
-    def start_clock(self) -> None:
-        self._last_arrival = self._last_reconcile = time.monotonic()
-
     def _wait_for_news(self) -> None:
-        now = time.monotonic()
+        """Only time spent waiting counts: a long step is no silence."""
+        started = time.monotonic()
         if self.intake.poll(POLL_SECONDS):
-            self._last_arrival = self._last_reconcile = time.monotonic()
-        elif now - self._last_arrival > self.config.trainer.batch_timeout_seconds:
+            self._silence = self._unreconciled = 0.0
+        else:
+            waited = time.monotonic() - started
+            self._silence += waited
+            self._unreconciled += waited
+        if self._silence > self.config.trainer.batch_timeout_seconds:
             raise Unavailable(
                 "batch_timeout",
-                f"no scored group for {now - self._last_arrival:.0f} s (trainer.batch_timeout_seconds); "
+                f"no scored group for {self._silence:.0f} s of waiting (trainer.batch_timeout_seconds); "
                 f"entries waiting: {self.backlog()}",
             )
-        elif now - self._last_reconcile > RECONCILE_SECONDS:
-            self._last_reconcile = now
+        if self._unreconciled > RECONCILE_SECONDS:
+            self._unreconciled = 0.0
             self.reconcile()
         self._show()
 

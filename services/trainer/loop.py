@@ -97,7 +97,6 @@ class TrainingLoop:
         self._conductor.status.step = self._conductor.status.checkpoint_step = self._step
         if saved is not None:
             self._conductor.restore(saved.state)
-        self._conductor.start_clock()
 
     def _next_order(self) -> step_pb2.StepOrder:
         with self._phase("wait"):

@@ -78,9 +78,7 @@ def play(config, redis_client):
 def conductor(config, client, check=lambda arrival: None, filtered_rounds=0) -> Conductor:
     rows = [PromptRow(str(index), f"prompt {index}", [index], "{}") for index in range(8)]
     data = PromptData(PromptSet(rows, 0, True), PromptSet(rows[:2], 0, False), "data", 0)
-    made = Conductor(config, data, client, Status("run", 10), Controls(), check, filtered_rounds)
-    made.start_clock()
-    return made
+    return Conductor(config, data, client, Status("run", 10), Controls(), check, filtered_rounds)
 
 
 def until_training(made: Conductor) -> step_pb2.StepOrder:
@@ -324,10 +322,21 @@ def test_the_run_issues_no_more_than_it_needs(config, redis_client, play):
 
 
 def test_nothing_coming_back_is_an_error_that_names_the_backlog(config, redis_client):
-    made = conductor(config, redis_client)
-    object.__setattr__(made, "_last_arrival", time.monotonic() - 10_000)
+    impatient = config.trainer.model_copy(update={"batch_timeout_seconds": 0.5})
+    made = conductor(config.model_copy(update={"trainer": impatient}), redis_client)
+    # A long step before is no silence.
+    time.sleep(0.6)
     with pytest.raises(Unavailable, match="entries waiting: prompts 4, samples 0, scored 0"):
         made.next_order()
+
+
+def test_what_vanished_is_found_missing_while_waiting(config, redis_client, play, monkeypatch):
+    monkeypatch.setattr("services.trainer.conductor.RECONCILE_SECONDS", 0.0)
+    made = conductor(config, redis_client)
+    made.issue()
+    redis_client.delete("run:prompts")
+    made.next_order()
+    assert sorted((entry.message.issue, entry.message.attempt) for entry in play.read()) == [(n, 1) for n in range(4)]
 
 
 def same_reward(scored):
