@@ -3,6 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := .stamps/installed
 PROTOS := $(wildcard proto/trivet/v1/*.proto)
+SERVICE_PROTOS := $(foreach service,rollout reward trainer,proto/trivet/v1/$(service).proto)
 CONFIG ?= configs/quickstart.yaml
 
 # One thread a process: several processes share the cores, and more threads than cores slow all of them.
@@ -40,12 +41,14 @@ format: install
 
 # Writes the typed stubs beside the .proto files.
 proto: install
-	$(BIN)/python -m grpc_tools.protoc -I proto --python_out=proto --pyi_out=proto --grpc_python_out=proto --mypy_grpc_out=proto $(PROTOS)
+	$(BIN)/python -m grpc_tools.protoc -I proto --python_out=proto --pyi_out=proto $(PROTOS)
+	$(BIN)/python -m grpc_tools.protoc -I proto --grpc_python_out=proto --mypy_grpc_out=proto $(SERVICE_PROTOS)
 
 # Fails when the committed stubs are not what the .proto files give.
 proto-check: install
 	rm -rf build/proto && mkdir -p build/proto
-	$(BIN)/python -m grpc_tools.protoc -I proto --python_out=build/proto --pyi_out=build/proto --grpc_python_out=build/proto --mypy_grpc_out=build/proto $(PROTOS)
+	$(BIN)/python -m grpc_tools.protoc -I proto --python_out=build/proto --pyi_out=build/proto $(PROTOS)
+	$(BIN)/python -m grpc_tools.protoc -I proto --grpc_python_out=build/proto --mypy_grpc_out=build/proto $(SERVICE_PROTOS)
 	diff -r -x '*.proto' -x __pycache__ build/proto/trivet/v1 proto/trivet/v1 || (echo "generated code is stale: run 'make proto'"; exit 1)
 
 # uv only resolves here; installing stays with pip, which takes the CPU wheel of torch where it is set up with one.

@@ -43,12 +43,7 @@ class WeightFollower:
     async def load(self, weights: weights_pb2.WeightVersion) -> float:
         """Seconds that it took, 0 when the version is there already. Raises LoadFailed."""
         async with self._loading:
-            present = self._engine.weights
-            if (
-                weights.fingerprint
-                and weights.fingerprint == present.fingerprint
-                and weights.version == present.version
-            ):
+            if _same(weights, self._engine.weights):
                 return 0.0
             start = time.monotonic()
             try:

@@ -14,6 +14,7 @@ from services.trainer import metrics
 from services.trainer.evaluation import Evaluation
 from services.trainer.groups import check_group
 from services.trainer.ledger import Ledger
+from services.trainer.rewards import has_variance
 
 READ_AT_ONCE = 64
 MAX_REISSUES = 3
@@ -139,7 +140,7 @@ class Intake:
                 self._stream.dead_letter(entry, error)
             return
         self._lost_in_a_row = 0
-        if self._filtered < self._max_filtered and len({score.reward for score in entry.message.scores}) == 1:
+        if self._filtered < self._max_filtered and not has_variance(entry.message):
             self._filter(entry, issue)
         else:
             self._ready.append(arrival)

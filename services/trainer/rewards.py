@@ -6,7 +6,7 @@ import torch
 from trivet.v1 import sample_pb2
 
 from services.common.config import Config
-from services.trainer.objective import group_relative, overlong_penalty
+from services.trainer.objective import group_relative, groups_with_variance, overlong_penalty
 from services.trainer.objective.advantages import Normalization
 
 
@@ -22,6 +22,12 @@ def shaped_rewards(groups: Sequence[sample_pb2.ScoredGroup], config: Config) -> 
         penalty = overlong_penalty(lengths, config.sampling.max_tokens, buffer).tolist()
         shaped.append([reward + paid for reward, paid in zip(given, penalty, strict=True)])
     return shaped
+
+
+def has_variance(scored: sample_pb2.ScoredGroup) -> bool:
+    """By the rewards as they were scored, before any shaping."""
+    rewards = torch.tensor([score.reward for score in scored.scores], dtype=torch.float64)
+    return bool(groups_with_variance(rewards, torch.zeros(len(rewards), dtype=torch.int64)).any())
 
 
 def advantages_in_groups(rewards: Sequence[Sequence[float]], normalization: Normalization) -> list[list[float]]:

@@ -1,5 +1,7 @@
 from trivet.v1 import sample_pb2, step_pb2
 
+from services.trainer.rewards import has_variance
+
 STEP_PHASES = ("wait", "train", "publish")
 
 
@@ -9,8 +11,7 @@ def summarize(order: step_pb2.StepOrder, version: int, phases: dict[str, float])
     `version` is the one that the step started from.
     """
     samples = [sample for scored in order.groups for sample in scored.group.samples]
-    rewards = [[score.reward for score in scored.scores] for scored in order.groups]
-    flat = [reward for group in rewards for reward in group]
+    flat = [score.reward for scored in order.groups for score in scored.scores]
     tokens = sum(len(sample.token_ids) for sample in samples)
     staleness = [version - span.version for sample in samples for span in sample.versions]
     # Evaluations and checkpoints are not part of what a step costs.
@@ -19,7 +20,7 @@ def summarize(order: step_pb2.StepOrder, version: int, phases: dict[str, float])
     return {
         "reward_mean": mean,
         "reward_std": (sum((reward - mean) ** 2 for reward in flat) / max(1, len(flat) - 1)) ** 0.5,
-        "groups_without_variance": sum(len(set(group)) == 1 for group in rewards) / len(rewards),
+        "groups_without_variance": sum(not has_variance(scored) for scored in order.groups) / len(order.groups),
         "length_mean": tokens / len(samples),
         "truncated_ratio": sum(sample.finish_reason == sample_pb2.FINISH_REASON_LENGTH for sample in samples)
         / len(samples),
