@@ -1,4 +1,4 @@
-"""Makes what configs/quickstart.yaml trains: `python -m examples.quickstart OUTPUT_DIR [--seed N]`."""
+"""Makes what configs/quickstart*.yaml train: `python -m examples.quickstart OUTPUT_DIR [--seed N]`."""
 
 import argparse
 import json
@@ -15,7 +15,7 @@ from transformers.utils import logging as transformers_logging
 
 from examples.quickstart.evaluate import GREEDY, Sampling, accuracy
 from examples.quickstart.model import build_model
-from examples.quickstart.task import draw_split, write_jsonl
+from examples.quickstart.task import draw_preferences, draw_split, write_jsonl
 from examples.quickstart.tokenizer import build_tokenizer
 from examples.quickstart.warmup import WarmupSettings, warm_up
 
@@ -60,6 +60,9 @@ def build(
     validation = draw_split(rng, "validation", sizes.validation)
     held_out = frozenset(problem.prompt for problem in validation)
     train = draw_split(rng, "train", sizes.train, held_out)
+    preferences = draw_preferences(
+        train, np.random.default_rng([seed, 1]), forget_rate=settings.forget_rate, typo_rate=settings.typo_rate
+    )
     tokenizer = build_tokenizer()
     model = build_model(tokenizer, seed, max_length=MAX_LENGTH)
     sampling = Sampling()
@@ -93,6 +96,7 @@ def build(
         tokenizer.save_pretrained(directory)
         write_jsonl(directory / "train.jsonl", train)
         write_jsonl(directory / "validation.jsonl", validation)
+        write_jsonl(directory / "preferences.jsonl", preferences)
         (directory / "warmup.json").write_text(json.dumps(asdict(report), indent=2) + "\n", encoding="utf-8")
         _refuse_existing(output)
         os.rename(directory, output)

@@ -1,5 +1,9 @@
-"""Exact-match accuracy of a checkpoint directory, with transformers alone."""
+"""Exact-match accuracy of a checkpoint, with transformers alone.
 
+`python -m examples.quickstart.evaluate POLICY PROBLEMS`
+"""
+
+import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,7 +11,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel, PreTrainedTokenizerFast
 
-from examples.quickstart.task import Problem
+from examples.quickstart.task import Problem, read_jsonl
 from examples.quickstart.tokenizer import chat_prompts
 
 BATCH = 256
@@ -77,3 +81,20 @@ def directory_accuracy(
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
     tokenizer = AutoTokenizer.from_pretrained(directory)
     return accuracy(model, tokenizer, problems, sampling, samples=samples, seed=seed)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m examples.quickstart.evaluate", description=__doc__)
+    parser.add_argument("policy", metavar="POLICY", type=Path, help="a checkpoint's policy directory")
+    parser.add_argument(
+        "problems", metavar="PROBLEMS", type=Path, help="JSONL, such as models/quickstart/validation.jsonl"
+    )
+    options = parser.parse_args()
+    problems = read_jsonl(options.problems)
+    greedy = directory_accuracy(options.policy, problems, GREEDY)
+    sampled = directory_accuracy(options.policy, problems, Sampling(), samples=4)
+    print(f"{options.policy}: greedy {greedy:.3f}, sampled {sampled:.3f} on {len(problems)} problems")  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()

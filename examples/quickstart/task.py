@@ -20,6 +20,16 @@ class Problem:
     answer: str
 
 
+@dataclass(frozen=True)
+class Preference:
+    """One line of preferences.jsonl."""
+
+    id: str
+    prompt: str
+    chosen: str
+    rejected: str
+
+
 def draw_problem(rng: np.random.Generator, name: str = "", *, length: int = LENGTH) -> Problem:
     """A uniformly drawn string of `length` digits."""
     digits = "".join(rng.choice(list(DIGITS), size=length))
@@ -60,8 +70,20 @@ def imperfect_answer(answer: str, rng: np.random.Generator, *, forget_rate: floa
     return "".join(digits)
 
 
-def write_jsonl(path: Path, problems: Sequence[Problem]) -> None:
-    path.write_text("".join(json.dumps(asdict(problem)) + "\n" for problem in problems), encoding="utf-8")
+def draw_preferences(
+    problems: Sequence[Problem], rng: np.random.Generator, *, forget_rate: float, typo_rate: float
+) -> list[Preference]:
+    """For each problem whose careless answer is wrong: the right answer is preferred to it."""
+    pairs = []
+    for problem in problems:
+        careless = imperfect_answer(problem.answer, rng, forget_rate=forget_rate, typo_rate=typo_rate)
+        if careless != problem.answer:
+            pairs.append(Preference(problem.id, problem.prompt, problem.answer, careless))
+    return pairs
+
+
+def write_jsonl(path: Path, rows: Sequence[Problem] | Sequence[Preference]) -> None:
+    path.write_text("".join(json.dumps(asdict(row)) + "\n" for row in rows), encoding="utf-8")
 
 
 def read_jsonl(path: Path) -> list[Problem]:

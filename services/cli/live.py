@@ -39,8 +39,15 @@ class View:
 
 def line(trainer: trainer_pb2.TrainerServiceGetStatusResponse) -> str:
     step, held_out = trainer.metrics, trainer.evaluation
+    if "preference_accuracy" in held_out:
+        return (
+            f"step {trainer.step:>4}/{trainer.steps}  loss {_number(step, 'loss')}  "
+            f"margin {_number(step, 'preference_margin')}  "
+            f"held-out pairs {_number(held_out, 'preference_accuracy')}  "
+            f"gradient {_number(step, 'grad_norm')}  {step['tokens_per_second']:.0f} tokens/s"
+        )
     return (
-        f"step {trainer.step:>4}/{trainer.steps}  reward {step['reward_mean']:.3f}  "
+        f"step {trainer.step:>4}/{trainer.steps}  reward {_number(step, 'reward_mean')}  "
         f"held-out greedy {_number(held_out, 'greedy_accuracy')} sampled {_number(held_out, 'sampled_accuracy')}  "
         f"kl {_number(step, 'kl', 4)}  ratio {_number(step, 'sampler_ratio_mean', 4)}  "
         f"routing {_number(step, 'routing_agreement', 4)}  masked {_number(step, 'masked_sequence_ratio')}  "
@@ -58,13 +65,24 @@ def panel(run: str, seen: Observation) -> RenderableType:
     for _ in range(COLUMNS):
         table.add_column(justify="left", style="cyan", no_wrap=True)
         table.add_column(justify="right", no_wrap=True)
+    cells = _pair_cells(trainer) if "preference_accuracy" in trainer.evaluation else _sample_cells(seen, trainer)
+    cells = [
+        ("step", f"{trainer.step} / {trainer.steps}"),
+        ("checkpoint", str(trainer.checkpoint_step)),
+        ("ETA", f"{minutes}:{seconds:02}"),
+        *cells,
+    ]
+    for first in range(0, len(cells), COLUMNS):
+        table.add_row(*(text for cell in cells[first : first + COLUMNS] for text in cell))
+    return Group(table, ProgressBar(total=max(1, trainer.steps), completed=trainer.step, width=100))
+
+
+def _sample_cells(seen: Observation, trainer: trainer_pb2.TrainerServiceGetStatusResponse) -> list[tuple[str, str]]:
     step, held_out = trainer.metrics, trainer.evaluation
     versions = " ".join(str(rollout.version) for rollout in seen.rollouts.values()) or UNKNOWN
     sampling = sum(rollout.tokens_per_second for rollout in seen.rollouts.values())
-    cells = [
-        ("step", f"{trainer.step} / {trainer.steps}"),
+    return [
         ("reward", _number(step, "reward_mean")),
-        ("ETA", f"{minutes}:{seconds:02}"),
         ("held-out greedy", _number(held_out, "greedy_accuracy")),
         ("held-out sampled", _number(held_out, "sampled_accuracy")),
         ("length", _number(step, "length_mean", 1)),
@@ -73,17 +91,25 @@ def panel(run: str, seen: Observation) -> RenderableType:
         ("masked sequences", _number(step, "masked_sequence_ratio")),
         ("routing agreement", _number(step, "routing_agreement", 4)),
         ("mismatch KL", _number(step, "mismatch_kl", 6)),
-        ("gradient norm", _number(step, "grad_norm")),
         ("versions", f"trainer {trainer.version}, rollout {versions}"),
         ("staleness", _number(step, "staleness_mean", 2)),
         ("tokens/s", f"train {step.get('tokens_per_second', 0):.0f}, sample {sampling:.0f}"),
         ("queues", " · ".join(f"{name} {depth}" for name, depth in seen.depths.items()) or UNKNOWN),
         ("groups in flight", str(trainer.groups_in_flight)),
-        ("checkpoint", str(trainer.checkpoint_step)),
+        ("gradient norm", _number(step, "grad_norm")),
     ]
-    for first in range(0, len(cells), COLUMNS):
-        table.add_row(*(text for cell in cells[first : first + COLUMNS] for text in cell))
-    return Group(table, ProgressBar(total=max(1, trainer.steps), completed=trainer.step, width=100))
+
+
+def _pair_cells(trainer: trainer_pb2.TrainerServiceGetStatusResponse) -> list[tuple[str, str]]:
+    step, held_out = trainer.metrics, trainer.evaluation
+    return [
+        ("loss", _number(step, "loss")),
+        ("held-out pairs", _number(held_out, "preference_accuracy")),
+        ("held-out margin", _number(held_out, "preference_margin")),
+        ("margin", _number(step, "preference_margin")),
+        ("gradient norm", _number(step, "grad_norm")),
+        ("tokens/s", f"{step.get('tokens_per_second', 0):.0f}"),
+    ]
 
 
 def _number(values: Mapping[str, float], name: str, digits: int = 3) -> str:

@@ -48,6 +48,8 @@ class Observer:
         return Observation(trainer, rollouts, self._depths())
 
     def _depths(self) -> dict[str, int]:
+        if self._redis is None:
+            return {}
         try:
             return {name: self._redis.xlen(f"{self._run}:{name}") for name in STREAMS}
         except redis.RedisError:

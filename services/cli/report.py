@@ -10,9 +10,14 @@ from services.common.records import Records
 
 Record = dict[str, Any]
 
-HELD_OUT = (("greedy_accuracy", "held-out accuracy, greedy"), ("sampled_accuracy", "held-out accuracy, sampled"))
+HELD_OUT = (
+    ("greedy_accuracy", "held-out accuracy, greedy"),
+    ("sampled_accuracy", "held-out accuracy, sampled"),
+    ("preference_accuracy", "held-out pairs, preferred one ahead"),
+)
 STEP_ROWS = (
     ("reward_mean", "reward", 3),
+    ("preference_margin", "margin of the pairs", 3),
     ("sampler_ratio_mean", "sampler/trainer ratio, mean", 6),
     ("logprob_difference_max", "|Δ log-prob| sampler/trainer, max", 7),
     ("mismatch_kl", "KL sampler/trainer", 8),
@@ -67,6 +72,7 @@ def plot(records: Records, path: Path) -> None:
                 label=label,
             )
     _line(learning, steps, "reward_mean", "training reward", alpha=0.5)
+    _line(learning, steps, "preference_accuracy", "training pairs, preferred one ahead", alpha=0.5)
     learning.set(title="Learning", ylabel="share correct", ylim=(0, 1.02))
     _line(drift, steps, "kl", "KL to the reference")
     _line(drift, steps, "mismatch_kl", "KL sampler/trainer")

@@ -1,4 +1,7 @@
-"""`trivet up`: Redis, rollouts, rewards and trainer as separate processes of one machine."""
+"""`trivet up`: Redis, rollouts, rewards and trainer as separate processes of one machine.
+
+A run that learns from preferences of a file needs the trainer alone.
+"""
 
 import sys
 import threading
@@ -36,12 +39,13 @@ class Supervisor:
 
     def start(self) -> None:
         """Raises RunFailed when the embedded Redis does not answer."""
-        if self.redis_url is None:
-            self._start_redis()
-        for index in range(self._config.rollout.replicas):
-            self._add("rollout", f"rollout-{index}")
-        for index in range(self._config.reward.replicas):
-            self._add("reward", f"reward-{index}")
+        if self._config.data.preferences is None:
+            if self.redis_url is None:
+                self._start_redis()
+            for index in range(self._config.rollout.replicas):
+                self._add("rollout", f"rollout-{index}")
+            for index in range(self._config.reward.replicas):
+                self._add("reward", f"reward-{index}")
         self.trainer = self._add("trainer", "trainer")
 
     def finished(self) -> bool:
@@ -73,9 +77,10 @@ class Supervisor:
             self._redis.terminate()
             self._redis.wait(time.monotonic() + REDIS_STOP_SECONDS)
 
-    def client(self) -> redis.Redis:
-        """One that gives up at once: what it reads is only shown."""
-        assert self.redis_url is not None
+    def client(self) -> redis.Redis | None:
+        """One that gives up at once: what it reads is only shown. None for a run without Redis."""
+        if self.redis_url is None:
+            return None
         return redis.Redis.from_url(self.redis_url, socket_timeout=1.0, retry=Retry(ConstantBackoff(0.0), 0))
 
     def _start_redis(self) -> None:
@@ -97,8 +102,10 @@ class Supervisor:
             time.sleep(0.05)
 
     def _answers(self) -> bool:
+        client = self.client()
+        assert client is not None
         try:
-            with self.client() as client:
+            with client:
                 return bool(client.ping())
         except redis.exceptions.ConnectionError:
             return False
@@ -106,7 +113,9 @@ class Supervisor:
     def _add(self, service: str, name: str) -> ServiceProcess:
         port = free_port()
         self.grpc_ports[name] = port
-        settings = [*self._overrides, f"redis.url={self.redis_url}", f"{service}.server.grpc_port={port}"]
+        settings = [*self._overrides, f"{service}.server.grpc_port={port}"]
+        if self.redis_url is not None:
+            settings.append(f"redis.url={self.redis_url}")
         arguments = ["-m", f"services.{service}", "--config", str(self._file)]
         for setting in settings:
             arguments += ["--set", setting]

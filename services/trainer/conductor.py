@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import redis
 from trivet.v1 import step_pb2, trainer_pb2
@@ -31,7 +32,7 @@ log = get_logger(__name__)
 
 @dataclass
 class Conductor:
-    """`step` is the number of finished steps, which is also the newest policy version."""
+    """A StepSource: steps are made of what rollouts sampled and rewards scored."""
 
     config: Config
     data: PromptData
@@ -67,6 +68,19 @@ class Conductor:
     @property
     def history(self) -> str:
         return self._issuer.history
+
+    @property
+    def data_version(self) -> str:
+        return self.data.version
+
+    def dump(self) -> dict[str, Any]:
+        return self.ledger.dump()
+
+    def commit(self) -> None:
+        self.intake.commit()
+
+    def held_out(self) -> step_pb2.StepOrder:
+        return step_pb2.StepOrder()
 
     def restore(self, state: TrainerState) -> None:
         """Goes on from a checkpoint: takes up what has arrived, and issues again what is nowhere to be found."""

@@ -71,6 +71,7 @@ def training_samples(
         samples.append(
             TrainSample(
                 sample_id=sample.sample_id,
+                group_id=group.prompt.group_id,
                 prompt_token_ids=prompt,
                 token_ids=token_ids,
                 rollout_logprobs=np.asarray(sample.logprobs, np.float32),
@@ -79,6 +80,33 @@ def training_samples(
                 reward=reward,
                 temperature=group.prompt.sampling.temperature,
                 truncated=sample.finish_reason == sample_pb2.FINISH_REASON_LENGTH,
+            )
+        )
+    return samples
+
+
+def given_answers(scored: sample_pb2.ScoredGroup, facts: ModelFacts) -> list[TrainSample]:
+    """Answers from a file. Nobody sampled them: they have no replay, and their log-probs are 0, which no one reads.
+
+    Raises InvalidData for a token that the model does not know.
+    """
+    group = scored.group
+    prompt = np.asarray(group.prompt.token_ids, np.int32)
+    _check_vocabulary(group.prompt.group_id, prompt, facts.vocabulary)
+    samples = []
+    for sample, score in zip(group.samples, scored.scores, strict=True):
+        token_ids = np.asarray(sample.token_ids, np.int32)
+        _check_vocabulary(sample.sample_id, token_ids, facts.vocabulary)
+        samples.append(
+            TrainSample(
+                sample_id=sample.sample_id,
+                group_id=group.prompt.group_id,
+                prompt_token_ids=prompt,
+                token_ids=token_ids,
+                rollout_logprobs=np.zeros(len(token_ids), np.float32),
+                replay=Replay(),
+                advantage=0.0,
+                reward=score.reward,
             )
         )
     return samples

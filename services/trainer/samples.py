@@ -25,6 +25,8 @@ class TrainSample:
     advantage: float
     temperature: float = 1.0
     reward: float = 0.0
+    # Of the samples that answer the same issue of a prompt.
+    group_id: str = ""
     # Cut off at max_tokens.
     truncated: bool = False
 

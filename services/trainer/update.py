@@ -1,43 +1,22 @@
 """One batch of scored groups into optimizer steps. Every rank runs the same lines over its own micro-batches."""
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool
 from torch import Tensor
 
 from services.common.config import Config
-from services.trainer.engine import PolicyOutput, StepResult, TrainEngine
-from services.trainer.objective import (
-    Calibration,
-    ImportanceCorrection,
-    KlPenalty,
-    LossInputs,
-    Metrics,
-    Objective,
-    compute_loss,
-    find_algorithm,
-    keep_sequences,
-    sequence_divergence,
-)
+from services.trainer.configured import build_objective
+from services.trainer.engine import TrainEngine
+from services.trainer.measurement import Measured, compare_with_sampler
+from services.trainer.objective import LossInputs, Metrics, Objective, compute_loss, keep_sequences, sequence_divergence
 from services.trainer.old_policy import OldPolicy, OldTokens, gather, old_tokens
 from services.trainer.packing import MicroBatch, PackedBatch, pack, plan_microbatches
 from services.trainer.reference import Reference
 from services.trainer.samples import TrainSample
-
-Values = dict[str, float]
-
-
-@dataclass(frozen=True)
-class Measured:
-    """A micro-batch under the policy as it is before the optimizer step."""
-
-    plan: MicroBatch
-    batch: PackedBatch
-    current: PolicyOutput
-    reference_logprobs: Float[Tensor, "tokens"] | None
+from services.trainer.values import SAMPLER_AGAINST_TRAINER, Values, empty, split, step_values
 
 
 class Updater:
@@ -101,14 +80,14 @@ class Updater:
             )
             counts = float(micro.plan.counts)
             self._engine.backward(outputs.loss * counts, last=position == len(measured) - 1)
-            metrics = outputs.metrics if micro.plan.counts else _empty(outputs.metrics)
+            metrics = outputs.metrics if micro.plan.counts else empty(outputs.metrics)
             total = metrics if total is None else total + metrics
         result = self._engine.step()
         assert total is not None
         return {
             **total.reduce(self._engine.all_reduce).values(),
-            **self._comparison(measured),
-            **_result(result),
+            **compare_with_sampler(measured, self._engine),
+            **step_values(result),
             "masked_sequence_ratio": 1 - kept.double().mean().item(),
         }
 
@@ -144,42 +123,6 @@ class Updater:
         advantages = torch.tensor([sample.advantage for sample in samples], dtype=torch.float64, device=device)
         return keep_sequences(advantages, divergence, masking.divergence_threshold, masking.min_keep_ratio)
 
-    def _comparison(self, measured: Sequence[Measured]) -> Values:
-        """Sampler against trainer before the step, over all ranks."""
-        sums = torch.zeros(7, dtype=torch.float64)
-        largest = torch.zeros(1, dtype=torch.float64)
-        for micro in measured:
-            if not micro.plan.counts:
-                continue
-            gap = (micro.current.logprobs - micro.batch.rollout_logprobs).double()
-            agreement = micro.current.agreement
-            compared = agreement.rows * len(agreement.agreeing) if agreement else 0
-            sums += torch.tensor(
-                [
-                    gap.abs().sum(),
-                    gap.exp().sum(),
-                    micro.current.entropies.double().sum(),
-                    gap.numel(),
-                    sum(agreement.agreeing) if agreement else 0,
-                    compared,
-                    micro.batch.candidates.counts.sum() if micro.batch.candidates is not None else 0,
-                ],
-                dtype=torch.float64,
-            )
-            largest = torch.maximum(largest, gap.abs().max().cpu())
-        gaps, ratios, entropies, tokens, agreeing, compared, candidates = self._engine.all_reduce(sums, "sum").tolist()
-        values = {
-            "logprob_difference_mean": gaps / tokens,
-            "logprob_difference_max": self._engine.all_reduce(largest, "max").item(),
-            "sampler_ratio_mean": ratios / tokens,
-            "entropy": entropies / tokens,
-        }
-        if compared:
-            values["routing_agreement"] = agreeing / compared
-        if candidates:
-            values["candidates_mean"] = candidates / tokens
-        return values
-
     def _old_policy(self, samples: Sequence[TrainSample]) -> OldPolicy:
         """Of this rank's share of every mini-batch."""
         old: dict[str, OldTokens] = {}
@@ -214,67 +157,3 @@ class Updater:
     @property
     def _keep_routing(self) -> bool:
         return self._config.rl_stability.consistency.keep_routing and self._engine.facts.moe_layers > 0
-
-
-# Metrics that compare the sampler with the trainer mean something only before the first update.
-SAMPLER_AGAINST_TRAINER = (
-    "logprob_difference_mean",
-    "logprob_difference_max",
-    "sampler_ratio_mean",
-    "routing_agreement",
-    "mismatch_kl",
-    *(f"ratio{suffix}" for suffix in ("", "_min", "_max", "_p1", "_p50", "_p99", "_p999")),
-)
-
-
-def split(samples: Sequence[TrainSample], parts: int) -> list[Sequence[TrainSample]]:
-    """Into `parts` mini-batches of consecutive samples, whose sizes differ by one at most."""
-    size = math.ceil(len(samples) / parts)
-    return [samples[start : start + size] for start in range(0, len(samples), size)]
-
-
-def build_objective(config: Config) -> Objective:
-    """Raises ValueError for an unknown algorithm."""
-    settings = config.algorithm
-    chosen = find_algorithm(settings.name).override(
-        settings.aggregation,
-        settings.clip_low,
-        settings.clip_high,
-        settings.value_coef,
-        settings.value_clip,
-        settings.entropy_coef,
-        settings.dynamic_sampling,
-    )
-    stability = config.rl_stability
-    correction, calibration = stability.importance_sampling, stability.importance_sampling.calibration
-    kl = stability.unbiased_kl
-    return Objective(
-        chosen,
-        ImportanceCorrection(
-            mode=correction.mode,
-            clip_min=correction.clip_min,
-            cap=correction.cap,
-            calibration=Calibration(calibration.initial, calibration.decay_steps) if calibration else None,
-        ),
-        KlPenalty(estimator=kl.estimator, coef=kl.coef, ratio_clip=kl.clip_ratio)
-        if stability.needs_reference
-        else None,
-    )
-
-
-def _empty(metrics: Metrics) -> Metrics:
-    """Of a repeat that only keeps the ranks in step."""
-    return Metrics(
-        totals={name: torch.zeros_like(value) for name, value in metrics.totals.items()},
-        means={name: torch.zeros_like(value) for name, value in metrics.means.items()},
-        minima={name: torch.full_like(value, math.inf) for name, value in metrics.minima.items()},
-        maxima={name: torch.full_like(value, -math.inf) for name, value in metrics.maxima.items()},
-    )
-
-
-def _result(result: StepResult) -> Values:
-    return {
-        "grad_norm": result.grad_norm,
-        "learning_rate": result.learning_rate,
-        "step_applied": float(result.applied),
-    }

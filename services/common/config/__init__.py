@@ -1,7 +1,7 @@
 """One YAML for all services. A wrong combination is refused at load, with a sentence."""
 
 from services.common.config.algorithm import AlgorithmConfig
-from services.common.config.data import DataConfig, SourceConfig
+from services.common.config.data import DataConfig, PreferenceSourceConfig, SourceConfig
 from services.common.config.load import ConfigError, load_config, parse_config
 from services.common.config.root import Config, PrepareConfig
 from services.common.config.run import (
@@ -15,6 +15,8 @@ from services.common.config.run import (
 )
 from services.common.config.services import (
     OptimizerConfig,
+    RecordingConfig,
+    ReferenceConfig,
     RewardConfig,
     RolloutConfig,
     ScorerConfig,
@@ -39,8 +41,11 @@ __all__ = [
     "ImportanceSampling",
     "ModelConfig",
     "OptimizerConfig",
+    "PreferenceSourceConfig",
     "PrepareConfig",
+    "RecordingConfig",
     "RedisConfig",
+    "ReferenceConfig",
     "RewardConfig",
     "RolloutConfig",
     "RunConfig",

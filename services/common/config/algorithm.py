@@ -1,6 +1,6 @@
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from services.common.config.base import Section
 
@@ -39,3 +39,25 @@ class AlgorithmConfig(Section):
     entropy_coef: float | None = Field(
         None, ge=0, description="weight of the entropy bonus; without it, the algorithm's own"
     )
+    critic: Literal["shared", "separate"] = Field(
+        "shared", description="the value head sits on the policy's own trunk, or on a trunk of its own (ppo)"
+    )
+    critic_path: str | None = Field(None, description="the separate critic's first weights; without it, model.path")
+    critic_learning_rate: float | None = Field(
+        None, ge=0, description="peak, for the separate critic; without it, trainer.optimizer.learning_rate"
+    )
+    beta: float | None = Field(
+        None,
+        gt=0,
+        description="weight of the reference in a preference (dpo); without it, the algorithm's own",
+    )
+    label_smoothing: float | None = Field(
+        None, ge=0, lt=0.5, description="share of pairs taken to be labelled wrongly (dpo); without it, none"
+    )
+
+    @model_validator(mode="after")
+    def _critic(self) -> "AlgorithmConfig":
+        for name in ("critic_path", "critic_learning_rate"):
+            if self.critic == "shared" and getattr(self, name) is not None:
+                raise ValueError(f"{name} is {getattr(self, name)}, expected none while critic is shared")
+        return self

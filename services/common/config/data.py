@@ -25,8 +25,30 @@ class SourceConfig(Section):
         return self
 
 
+class PreferenceSourceConfig(Section):
+    """Where pairs of answers come from, of which one is preferred."""
+
+    kind: Literal["jsonl", "hf"]
+    path: str = Field(description="JSONL file, or dataset directory or hub id")
+    split: str = Field("train", description="hf: the dataset's split")
+    prompt_field: str = "prompt"
+    chosen_field: str = "chosen"
+    rejected_field: str = "rejected"
+    size: int | None = Field(None, gt=0, description="how many rows to read")
+    options: dict[str, Any] = Field(default_factory=dict, description="passed to the dataset's constructor")
+
+    @model_validator(mode="after")
+    def _complete(self) -> "PreferenceSourceConfig":
+        if self.kind == "jsonl" and not Path(self.path).suffix == ".jsonl":
+            raise ValueError(f"path is {self.path!r}, expected a .jsonl file for kind jsonl")
+        return self
+
+
 class DataConfig(Section):
-    train: SourceConfig
+    train: SourceConfig | None = Field(None, description="prompts to sample; needed unless there are preferences")
+    preferences: PreferenceSourceConfig | None = Field(
+        None, description="pairs to learn from without sampling (dpo): neither rollout nor reward service is needed"
+    )
     validation: SourceConfig | None = Field(None, description="without it, a share of train is split off")
     validation_ratio: float = Field(0.05, gt=0, lt=1)
     shuffle: bool = True
@@ -34,3 +56,19 @@ class DataConfig(Section):
     system_prompt: str | None = None
     max_prompt_tokens: int = Field(1024, ge=1)
     too_long: Literal["error", "drop"] = Field("error", description="what happens to a prompt over max_prompt_tokens")
+
+    @model_validator(mode="after")
+    def _one_source(self) -> "DataConfig":
+        if (self.train is None) == (self.preferences is None):
+            given = "neither is given" if self.train is None else "both are given"
+            raise ValueError(f"{given}, expected either train (prompts to sample) or preferences (pairs)")
+        if self.preferences is not None and self.validation is not None:
+            raise ValueError("validation is given, expected none: a share of preferences is split off")
+        return self
+
+    @property
+    def prompts(self) -> SourceConfig:
+        """Raises ValueError where the data are preferences."""
+        if self.train is None:
+            raise ValueError("data.train is missing, expected prompts to sample")
+        return self.train

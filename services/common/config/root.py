@@ -1,3 +1,4 @@
+from collections.abc import Iterator
 from typing import Any
 
 from pydantic import Field, model_validator
@@ -13,7 +14,7 @@ from services.common.config.run import (
     RunConfig,
     SamplingConfig,
 )
-from services.common.config.services import RewardConfig, RolloutConfig, TrainerConfig
+from services.common.config.services import ReferenceConfig, RewardConfig, RolloutConfig, TrainerConfig
 from services.common.config.stability import StabilityConfig
 
 
@@ -38,69 +39,87 @@ class Config(Section):
     algorithm: AlgorithmConfig = AlgorithmConfig()
     rl_stability: StabilityConfig = StabilityConfig()
     rollout: RolloutConfig = RolloutConfig()
-    reward: RewardConfig
+    reward: RewardConfig = RewardConfig()
+    reference: ReferenceConfig = ReferenceConfig()
     trainer: TrainerConfig = TrainerConfig()
 
     @model_validator(mode="after")
     def _combinations(self) -> "Config":
-        for problem in _problems(self):
-            raise ValueError(problem)
+        for check in (_lengths, _data, _sampling, _schedule, _servers):
+            for problem in check(self):
+                raise ValueError(problem)
         return self
 
     def dump(self) -> dict[str, Any]:
         return self.model_dump(mode="json")
 
 
-def _problems(config: Config) -> list[str]:
-    problems = []
+def _lengths(config: Config) -> Iterator[str]:
     longest = config.data.max_prompt_tokens + config.sampling.max_tokens
     if longest > config.model.max_length:
-        problems.append(
+        yield (
             f"model.max_length is {config.model.max_length}, expected at least {longest}: data.max_prompt_tokens "
             f"({config.data.max_prompt_tokens}) + sampling.max_tokens ({config.sampling.max_tokens})"
         )
     if config.trainer.tokens_per_microbatch < config.model.max_length:
-        problems.append(
+        yield (
             f"trainer.tokens_per_microbatch is {config.trainer.tokens_per_microbatch}, expected at least "
             f"model.max_length ({config.model.max_length}), or a long sample would fit in no micro-batch"
         )
-    if config.sampling.group_size < 2 and config.algorithm.name != "ppo":
-        problems.append(
-            f"sampling.group_size is {config.sampling.group_size}, expected at least 2: "
-            f"{config.algorithm.name} compares the samples of a group"
-        )
-    replayed = config.rl_stability.consistency.keep_sampling_mask
-    if config.sampling.truncates and not replayed and config.rl_stability.importance_sampling.mode == "none":
-        problems.append(
-            "rl_stability.consistency.keep_sampling_mask is false while sampling truncates (top_k or top_p) and "
-            "importance_sampling.mode is none: nothing would correct the ratio; turn one of the two on"
-        )
-    if config.algorithm.dynamic_sampling and config.sampling.group_size < 2:
-        problems.append(
-            f"algorithm.dynamic_sampling is true, expected false with sampling.group_size "
-            f"{config.sampling.group_size}: a group of one never has variance"
+    if config.algorithm.name == "dpo" and config.trainer.tokens_per_microbatch < 2 * config.model.max_length:
+        yield (
+            f"trainer.tokens_per_microbatch is {config.trainer.tokens_per_microbatch}, expected at least twice "
+            f"model.max_length ({config.model.max_length}) for dpo: both answers of a pair go into one micro-batch"
         )
     if config.algorithm.overlong_buffer > config.sampling.max_tokens:
-        problems.append(
+        yield (
             f"algorithm.overlong_buffer is {config.algorithm.overlong_buffer}, expected at most sampling.max_tokens "
             f"({config.sampling.max_tokens})"
         )
+
+
+def _data(config: Config) -> Iterator[str]:
+    if config.data.preferences is None and not config.reward.scorers:
+        yield "reward.scorers is empty, expected at least one scorer: samples are trained on by their reward"
+    if config.sampling.group_size < 2 and config.algorithm.name != "ppo" and config.data.preferences is None:
+        yield (
+            f"sampling.group_size is {config.sampling.group_size}, expected at least 2: "
+            f"{config.algorithm.name} compares the samples of a group"
+        )
+    if config.algorithm.dynamic_sampling and config.sampling.group_size < 2:
+        yield (
+            f"algorithm.dynamic_sampling is true, expected false with sampling.group_size "
+            f"{config.sampling.group_size}: a group of one never has variance"
+        )
+
+
+def _sampling(config: Config) -> Iterator[str]:
+    replayed = config.rl_stability.consistency.keep_sampling_mask
+    if config.sampling.truncates and not replayed and config.rl_stability.importance_sampling.mode == "none":
+        yield (
+            "rl_stability.consistency.keep_sampling_mask is false while sampling truncates (top_k or top_p) and "
+            "importance_sampling.mode is none: nothing would correct the ratio; turn one of the two on"
+        )
     if config.rollout.capture == "native" and config.sampling.truncates and config.sampling.top_k == 0:
-        problems.append(
-            "sampling.top_k is 0, expected more: vLLM's native candidate capture needs top_k when top_p is set"
+        yield "sampling.top_k is 0, expected more: vLLM's native candidate capture needs top_k when top_p is set"
+
+
+def _schedule(config: Config) -> Iterator[str]:
+    trainer = config.trainer
+    if trainer.groups_per_step % trainer.minibatches:
+        yield (
+            f"trainer.groups_per_step is {trainer.groups_per_step}, expected a multiple of "
+            f"trainer.minibatches ({trainer.minibatches})"
         )
-    if config.trainer.groups_per_step % config.trainer.minibatches:
-        problems.append(
-            f"trainer.groups_per_step is {config.trainer.groups_per_step}, expected a multiple of "
-            f"trainer.minibatches ({config.trainer.minibatches})"
+    if trainer.keep_weights < trainer.max_staleness + 2:
+        yield (
+            f"trainer.keep_weights is {trainer.keep_weights}, expected at least trainer.max_staleness + 2 "
+            f"({trainer.max_staleness + 2}), or a version could vanish while a rollout loads it"
         )
-    if config.trainer.keep_weights < config.trainer.max_staleness + 2:
-        problems.append(
-            f"trainer.keep_weights is {config.trainer.keep_weights}, expected at least trainer.max_staleness + 2 "
-            f"({config.trainer.max_staleness + 2}), or a version could vanish while a rollout loads it"
-        )
+
+
+def _servers(config: Config) -> Iterator[str]:
     for service in ("rollout", "reward", "trainer"):
         server = getattr(config, service).server
         if server.host not in {"127.0.0.1", "::1", "localhost"} and server.token is None:
-            problems.append(f"{service}.server.token is missing: host {server.host} can be reached from other machines")
-    return problems
+            yield f"{service}.server.token is missing: host {server.host} can be reached from other machines"

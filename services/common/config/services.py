@@ -19,6 +19,9 @@ class RolloutConfig(Section):
         "keep",
         description="weights arrive while samples run: keep them and go on under the new weights, or finish them first",
     )
+    logprobs_mode: Literal["processed_logprobs", "raw_logprobs", "processed_logits", "raw_logits"] = Field(
+        "processed_logprobs", description="what vLLM reports of each token; Trivet makes log-probs as sampled of it"
+    )
     load_timeout_seconds: float = Field(600.0, gt=0)
     generate_timeout_seconds: float = Field(1800.0, gt=0)
     engine: dict[str, Any] = Field(default_factory=dict, description="further vLLM engine arguments")
@@ -51,7 +54,7 @@ class ScorerConfig(Section):
 class RewardConfig(Section):
     server: ServerConfig = ServerConfig()
     replicas: int = Field(1, ge=1, description="processes that `trivet up` starts")
-    scorers: list[ScorerConfig] = Field(min_length=1, description="the reward is the weighted sum")
+    scorers: list[ScorerConfig] = Field(default_factory=list, description="the reward is the weighted sum")
     minimum: float = Field(0.0, description="a reward outside [minimum, maximum] is a failure of the scorer")
     maximum: float = 1.0
     normalize: bool = Field(False, description="map [minimum, maximum] to [0, 1]")
@@ -79,6 +82,23 @@ class OptimizerConfig(Section):
     max_grad_norm: float = Field(1.0, gt=0)
 
 
+class ReferenceConfig(Section):
+    """The frozen policy that the KL term and DPO hold on to. Without either, none is loaded."""
+
+    path: str | None = Field(None, description="without it, model.path")
+    dtype: Literal["float32", "bfloat16", "int8"] | None = Field(
+        None, description="int8: weights as int8 with a scale for each output; without it, model.dtype"
+    )
+    device: Literal["trainer", "cpu"] = Field("trainer", description="beside the policy, or in the CPU's memory")
+
+
+class RecordingConfig(Section):
+    """Steps written down so that they can be run again (`trivet replay`, `trivet compare`)."""
+
+    every: int = Field(0, ge=0, description="one step in so many, the first included; 0 records none")
+    keep: int = Field(10, ge=1, description="each takes as much disk as a checkpoint: the newest so many stay")
+
+
 class TrainerConfig(Section):
     server: ServerConfig = ServerConfig()
     processes: int = Field(1, ge=1, description="ranks that `trivet up` starts with torchrun")
@@ -94,6 +114,7 @@ class TrainerConfig(Section):
     zero_stage: Literal[1, 2, 3] = 1
     gradient_checkpointing: bool = False
     optimizer: OptimizerConfig = OptimizerConfig()
+    recording: RecordingConfig = RecordingConfig()
     checkpoint_every: int = Field(20, ge=1)
     keep_checkpoints: int = Field(3, ge=1)
     keep_weights: int = Field(4, ge=2, description="published versions left on disk")

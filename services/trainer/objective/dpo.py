@@ -5,8 +5,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from services.trainer.objective.loss import LossOutputs
 from services.trainer.objective.metrics import Metrics, mean_of
+from services.trainer.objective.outputs import LossOutputs
 
 
 def dpo_loss(
@@ -26,9 +26,9 @@ def dpo_loss(
     round: (1 − it) · −log σ(margin) + it · −log σ(−margin), conservative DPO, E. Mitchell, "A note on DPO with noisy
     preferences and relationship to IPO", 2023.
 
-    `loss` is a share of the step's, as compute_loss gives it. Metrics: total loss; means accuracy (share of pairs with
-    a positive margin), margin, chosen_reward and rejected_reward (beta · log-ratio to the reference); extremes of
-    margin.
+    `loss` is a share of the step's, as compute_loss gives it. Metrics: total loss; means preference_accuracy (share of
+    pairs with a positive margin, ties by half), preference_margin, chosen_reward and rejected_reward (beta · log-ratio
+    to the reference); extremes of preference_margin.
 
     Raises ValueError that names the argument for a shape, a dtype or a number that is not what it says here.
     """
@@ -54,13 +54,13 @@ def dpo_loss(
     metrics = Metrics(
         totals={"loss": loss.detach().double()},
         means={
-            "accuracy": mean_of(widths > 0),
-            "margin": mean_of(widths),
+            "preference_accuracy": mean_of((widths.sign() + 1) / 2),
+            "preference_margin": mean_of(widths),
             "chosen_reward": mean_of(chosen_reward),
             "rejected_reward": mean_of(rejected_reward),
         },
-        minima={"margin": widths.min()},
-        maxima={"margin": widths.max()},
+        minima={"preference_margin": widths.min()},
+        maxima={"preference_margin": widths.max()},
     )
     return LossOutputs(loss=loss, metrics=metrics)
 

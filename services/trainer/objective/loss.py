@@ -11,6 +11,7 @@ from services.trainer.objective.algorithms import Algorithm
 from services.trainer.objective.importance import ImportanceCorrection, importance_ratio, importance_weights
 from services.trainer.objective.kl import KlPenalty, k3, kl_estimate
 from services.trainer.objective.metrics import Metrics, distribution_of, mean_of
+from services.trainer.objective.outputs import LossOutputs
 from services.trainer.objective.types import LossInputs
 from services.trainer.objective.value import ValueLoss, value_term
 
@@ -20,17 +21,6 @@ class Objective:
     algorithm: Algorithm
     importance: ImportanceCorrection
     kl: KlPenalty | None
-
-
-@dataclass(frozen=True, eq=False)
-class LossOutputs:
-    """`loss` carries gradient and is this micro-batch's share of the step's loss: add shares up, never average them.
-
-    Where the training engine averages gradients over ranks, multiply by the number of ranks.
-    """
-
-    loss: Float[Tensor, ""]
-    metrics: Metrics
 
 
 @dataclass(frozen=True, eq=False)

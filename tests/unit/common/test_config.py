@@ -97,3 +97,60 @@ def test_a_file_that_is_no_configuration_is_refused(tmp_path, content, sentence)
 def test_dump_and_parse_agree(tree):
     config = parse_config(tree)
     assert parse_config(config.dump()) == config
+
+
+def test_the_environment_overrides_the_file_and_set_overrides_both(tmp_path):
+    secret = tmp_path / "token"
+    secret.write_text("0123456789abcdef0\n", encoding="utf-8")
+    environment = {
+        "TRIVET__TRAINER__STEPS": "9",
+        "TRIVET__REDIS__URL": "redis://:pass@redis:6379/0",
+        "TRIVET__TRAINER__SERVER__TOKEN__FILE": str(secret),
+        "OTHER": "x",
+        "TRIVET_TOKEN": "x",
+    }
+    config = load_config(QUICKSTART, environment=environment)
+    assert (config.trainer.steps, config.redis.url) == (9, "redis://:pass@redis:6379/0")
+    # A secret stays text, whatever it looks like.
+    assert config.trainer.server.token == "0123456789abcdef0"
+    assert load_config(QUICKSTART, ["trainer.steps=3"], environment).trainer.steps == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "sentence"),
+    [
+        ("TRIVET__TRAINER__STPES", "7", "trainer.stpes is not a known key"),
+        ("TRIVET__TRAINER", "[", "environment variable TRIVET__TRAINER: is not YAML"),
+        ("TRIVET__RUN__NAME__X", "1", "environment variable TRIVET__RUN__NAME__X: name is not a section"),
+        (
+            "TRIVET__REDIS__URL__FILE",
+            "/nowhere/url",
+            "environment variable TRIVET__REDIS__URL__FILE: /nowhere/url cannot",
+        ),
+    ],
+)
+def test_a_bad_environment_is_refused_by_name(name, value, sentence):
+    with pytest.raises(ConfigError) as caught:
+        load_config(QUICKSTART, environment={name: value})
+    assert sentence in str(caught.value)
+
+
+def test_prompts_or_preferences(tree):
+    pairs = {"preferences": {"kind": "jsonl", "path": "pairs.jsonl"}}
+    for data, sentence in (
+        ({}, "neither is given, expected either train"),
+        ({**tree["data"], **pairs}, "both are given, expected either train"),
+        ({**pairs, "validation": tree["data"]["validation"]}, "validation is given, expected none"),
+        ({"preferences": {"kind": "jsonl", "path": "pairs.csv"}}, "expected a .jsonl file"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            parse_config({**tree, "data": data})
+        assert sentence in str(caught.value)
+    offline = {**tree, "data": pairs, "algorithm": {"name": "dpo"}, "model": {"path": "m", "max_length": 64}}
+    del offline["reward"]
+    offline["data"] = {**pairs, "max_prompt_tokens": 32}
+    assert parse_config(offline).data.train is None
+    with pytest.raises(ConfigError, match="expected at least twice model.max_length"):
+        parse_config({**offline, "trainer": {"tokens_per_microbatch": 64}})
+    with pytest.raises(ConfigError, match="reward.scorers is empty"):
+        parse_config({**tree, "reward": {}})

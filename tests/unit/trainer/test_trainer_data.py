@@ -13,8 +13,10 @@ class Words:
     def apply_chat_template(self, conversation, **options):
         return [len(word) for message in conversation for word in message["content"].split()]
 
-    def encode(self, text):
-        return [0, *(len(word) for word in text.split())]
+    eos_token_id = 1
+
+    def encode(self, text, *, add_special_tokens=True):
+        return [*([0] if add_special_tokens else []), *(len(word) for word in text.split())]
 
 
 def write(path, rows):

@@ -6,22 +6,25 @@ from importlib import import_module
 from services.trainer.objective.algorithms.algorithm import Algorithm
 from services.trainer.objective.algorithms.cispo import cispo
 from services.trainer.objective.algorithms.dapo import dapo
+from services.trainer.objective.algorithms.dpo import dpo
 from services.trainer.objective.algorithms.dr_grpo import dr_grpo
 from services.trainer.objective.algorithms.grpo import grpo
 from services.trainer.objective.algorithms.gspo import gspo
 from services.trainer.objective.algorithms.ppo import ppo
+from services.trainer.objective.algorithms.preference import PreferenceAlgorithm
 
-ALGORITHMS: dict[str, Callable[[], Algorithm]] = {
+ALGORITHMS: dict[str, Callable[[], Algorithm | PreferenceAlgorithm]] = {
     "ppo": ppo,
     "grpo": grpo,
     "dr_grpo": dr_grpo,
     "dapo": dapo,
     "gspo": gspo,
     "cispo": cispo,
+    "dpo": dpo,
 }
 
 
-def find_algorithm(name: str) -> Algorithm:
+def find_algorithm(name: str) -> Algorithm | PreferenceAlgorithm:
     """The algorithm of that name, or what `module:function`, called without arguments, returns.
 
     Raises ValueError that lists the known names, or says what is wrong with the import path.
@@ -36,6 +39,8 @@ def find_algorithm(name: str) -> Algorithm:
     except (ImportError, AttributeError) as error:
         raise ValueError(f"algorithm is {name!r}, expected module:function that can be imported: {error}") from error
     found = factory() if callable(factory) else factory
-    if not isinstance(found, Algorithm):
-        raise ValueError(f"algorithm is {name!r}, expected a function that returns an Algorithm, not {found!r}")
+    if not isinstance(found, Algorithm | PreferenceAlgorithm):
+        raise ValueError(
+            f"algorithm is {name!r}, expected a function that returns an Algorithm or PreferenceAlgorithm: {found!r}"
+        )
     return found

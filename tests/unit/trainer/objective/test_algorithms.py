@@ -2,7 +2,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from objective_batches import step
+from objective_batches import REWARD_ALGORITHMS, step
 
 from services.trainer.objective import (
     ALGORITHMS,
@@ -68,7 +68,7 @@ def test_override_of_value_and_entropy():
     assert changed.override(value_coef=2.0) == replace(changed, value=ValueLoss(coef=2.0, clip=0.0))
     assert find_algorithm("ppo").override() == find_algorithm("ppo")
     assert find_algorithm("grpo").value is None
-    assert {find_algorithm(name).entropy_coef for name in ALGORITHMS} == {0.0}
+    assert {find_algorithm(name).entropy_coef for name in REWARD_ALGORITHMS} == {0.0}
 
 
 @pytest.mark.parametrize(
@@ -98,13 +98,13 @@ def test_own_algorithm_by_import_path():
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("grop", "algorithm is 'grop', expected one of ppo, grpo, dr_grpo, dapo, gspo, cispo, or module:function"),
+        ("grop", "algorithm is 'grop', expected one of ppo, grpo, dr_grpo, dapo, gspo, cispo, dpo, or module:function"),
         ("", "algorithm is '', expected one of ppo"),
         (":grpo", "algorithm is ':grpo', expected one of ppo"),
         ("no_such_module_here:f", "No module named 'no_such_module_here'"),
         (f"{__name__}:absent", "absent"),
         (f"{__name__}:A_NUMBER", "expected a function that returns an Algorithm"),
-        (f"{__name__}:not_an_algorithm", "expected a function that returns an Algorithm, not 7"),
+        (f"{__name__}:not_an_algorithm", "expected a function that returns an Algorithm or PreferenceAlgorithm: 7"),
     ],
 )
 def test_unknown_names_are_refused(name, message):

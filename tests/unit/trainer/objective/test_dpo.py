@@ -37,10 +37,12 @@ def test_follows_the_equation(seed, size, beta, label_smoothing):
     metrics = outputs.metrics.values()
     assert outputs.loss.item() == pytest.approx(losses.mean(), rel=1e-12)
     assert metrics["loss"] == pytest.approx(losses.mean(), rel=1e-12)
-    assert metrics["accuracy"] == np.mean(margin > 0)
-    assert metrics["margin"] == pytest.approx(margin.mean())
-    assert (metrics["margin_min"], metrics["margin_max"]) == pytest.approx((margin.min(), margin.max()))
-    assert metrics["chosen_reward"] - metrics["rejected_reward"] == pytest.approx(metrics["margin"])
+    assert metrics["preference_accuracy"] == np.mean(margin > 0)
+    assert metrics["preference_margin"] == pytest.approx(margin.mean())
+    assert (metrics["preference_margin_min"], metrics["preference_margin_max"]) == pytest.approx(
+        (margin.min(), margin.max())
+    )
+    assert metrics["chosen_reward"] - metrics["rejected_reward"] == pytest.approx(metrics["preference_margin"])
     log_ratio = (sums["chosen"] - sums["reference_chosen"]).mean().item()
     assert metrics["chosen_reward"] == pytest.approx(beta * log_ratio)
 
@@ -77,7 +79,8 @@ def test_the_reference_itself_has_no_margin(seed, size):
     same = sums | {"chosen": sums["reference_chosen"], "rejected": sums["reference_rejected"]}
     outputs = dpo_loss(**same, total_pairs=size)
     assert outputs.loss.item() == pytest.approx(math.log(2))
-    assert outputs.metrics.values()["margin"] == outputs.metrics.values()["accuracy"] == 0
+    assert outputs.metrics.values()["preference_margin"] == 0
+    assert outputs.metrics.values()["preference_accuracy"] == 0.5
 
 
 def test_the_reference_carries_no_gradient():

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from objective_batches import objective, step
+from objective_batches import REWARD_ALGORITHMS, objective, step
 
-from services.trainer.objective import ALGORITHMS, Calibration, ImportanceCorrection, KlPenalty, Objective, compute_loss
+from services.trainer.objective import Calibration, ImportanceCorrection, KlPenalty, Objective, compute_loss
 from services.trainer.objective.importance import IMPORTANCE_MODES
 from services.trainer.objective.kl import KL_ESTIMATORS
 
@@ -92,7 +92,7 @@ def test_every_switch_position_gives_its_own_loss():
     inputs = replace(inputs, kept=torch.ones(4, dtype=torch.bool), truncated=None)
     tight = {"clip_low": 0.01, "clip_high": 0.02}
     losses = [
-        *(values(inputs, objective(name, **tight))["loss"] for name in sorted(ALGORITHMS)),
+        *(values(inputs, objective(name, **tight))["loss"] for name in REWARD_ALGORITHMS),
         *(values(inputs, objective(kl=KlPenalty(estimator, 0.1)))["loss"] for estimator in KL_ESTIMATORS),
         values(inputs, objective(kl=KlPenalty(coef=0.1, ratio_clip=1.01)))["loss"],
         values(inputs, objective(clip_low=0.05))["loss"],

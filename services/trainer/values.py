@@ -1,0 +1,47 @@
+"""What an update reports of a step."""
+
+import math
+from collections.abc import Sequence
+from typing import TypeVar
+
+import torch
+
+from services.trainer.engine import StepResult
+from services.trainer.objective import Metrics
+
+Values = dict[str, float]
+Item = TypeVar("Item")
+
+# Metrics that compare the sampler with the trainer mean something only before the first update.
+SAMPLER_AGAINST_TRAINER = (
+    "logprob_difference_mean",
+    "logprob_difference_max",
+    "sampler_ratio_mean",
+    "routing_agreement",
+    "mismatch_kl",
+    *(f"ratio{suffix}" for suffix in ("", "_min", "_max", "_p1", "_p50", "_p99", "_p999")),
+)
+
+
+def step_values(result: StepResult) -> Values:
+    return {
+        "grad_norm": result.grad_norm,
+        "learning_rate": result.learning_rate,
+        "step_applied": float(result.applied),
+    }
+
+
+def empty(metrics: Metrics) -> Metrics:
+    """Of a repeat that only keeps the ranks in step."""
+    return Metrics(
+        totals={name: torch.zeros_like(value) for name, value in metrics.totals.items()},
+        means={name: torch.zeros_like(value) for name, value in metrics.means.items()},
+        minima={name: torch.full_like(value, math.inf) for name, value in metrics.minima.items()},
+        maxima={name: torch.full_like(value, -math.inf) for name, value in metrics.maxima.items()},
+    )
+
+
+def split(items: Sequence[Item], parts: int) -> list[Sequence[Item]]:
+    """Into `parts` mini-batches of neighbours, whose sizes differ by one at most."""
+    size = math.ceil(len(items) / parts)
+    return [items[start : start + size] for start in range(0, len(items), size)]
