@@ -106,3 +106,25 @@ def test_an_unknown_scorer_ends_the_run_with_its_name(run):
     assert "oracle" in output
     assert "exact_match" in output
     assert processes_of(run) == []
+
+
+def test_preferences_need_the_trainer_alone(run, quickstart_model):
+    tree = yaml.safe_load((QUICKSTART.parent / "quickstart-dpo.yaml").read_text(encoding="utf-8"))
+    del tree["prepare"]
+    tree["run"] = {"name": "pairs", "directory": str(run / "runs")}
+    tree["model"]["path"] = str(quickstart_model)
+    tree["data"]["preferences"]["path"] = str(quickstart_model / "preferences.jsonl")
+    tree["evaluation"] = {"every": 0, "prompts": 16}
+    tree["trainer"] |= {"steps": 6, "groups_per_step": 16, "checkpoint_every": 3}
+    (run / "pairs.yaml").write_text(yaml.safe_dump(tree), encoding="utf-8")
+    command = [sys.executable, "-m", "services.cli", "up", str(run / "pairs.yaml")]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert ended.returncode == 0, ended.stdout
+    assert [log.name for log in (run / "runs" / "pairs" / "logs").iterdir()] == ["trainer.log"]
+    records = Records(run / "runs" / "pairs")
+    before, after = (record["metrics"] for record in records.evaluations())
+    assert before["preference_accuracy"] == 0.5
+    assert after["preference_loss"] < before["preference_loss"]
+    assert [record["metrics"]["pairs"] for record in records.steps()] == [16] * 6
+    assert len({sample for record in records.steps() for sample in record["samples"]}) == 6 * 32
+    assert Checkpoints(run / "runs" / "pairs" / "checkpoints", keep=3).latest().state.ledger == {"cursor": 96}
