@@ -8,6 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from services.common.errors import InvalidData
+from services.common.logs import get_logger
+
+log = get_logger(__name__)
 
 STATE_FILE = "trainer.json"
 ENGINE_DIRECTORY = "engine"
@@ -94,7 +97,7 @@ def _read(path: Path) -> SavedCheckpoint:
 
 
 def check_resumable(saved: SavedCheckpoint, *, model: str, data: str, world_size: int) -> None:
-    """Raises InvalidData for a checkpoint of another model, other data, or another number of ranks."""
+    """Raises InvalidData for a checkpoint of another model or other data. Any number of ranks may resume it."""
     for field, found, expected, remedy in (
         (
             "model",
@@ -103,12 +106,13 @@ def check_resumable(saved: SavedCheckpoint, *, model: str, data: str, world_size
             "it belongs to another model: give run.name a new value or model.path the old one",
         ),
         ("data", saved.state.data, data, "the prompt cursor would point at other rows: give run.name a new value"),
-        ("world_size", saved.state.world_size, world_size, "set trainer.processes to that number"),
     ):
         if found != expected:
             raise InvalidData(
                 "checkpoint_mismatch", f"checkpoint {saved.path} has {field} {found}, expected {expected}: {remedy}"
             )
+    if saved.state.world_size != world_size:
+        log.info("checkpoint of another number of ranks", saved=saved.state.world_size, now=world_size)
 
 
 def size_bytes(path: Path) -> int:

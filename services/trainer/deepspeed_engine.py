@@ -2,18 +2,20 @@
 
 import os
 from collections.abc import Mapping
+from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+import xxhash
 from jaxtyping import Float
 from torch import Tensor
 
 from services.common.config import Config
 from services.common.errors import InvalidData
-from services.trainer import engine_checkpoint
+from services.trainer import engine_checkpoint, zero_state
 from services.trainer.deepspeed_config import deepspeed_config
 from services.trainer.engine import PolicyOutput, Reduction, StepResult
 from services.trainer.export import copy_tokenizer, write_model
@@ -21,9 +23,11 @@ from services.trainer.objective import find_algorithm
 from services.trainer.packing import PackedBatch
 from services.trainer.policy import ModelFacts, Policy, load_policy, model_directory
 from services.trainer.schedule import learning_rate
+from services.trainer.universal_checkpoint import DONE, UNIVERSAL_TAG, Conversion
 
 DEEPSPEED_TAG = "deepspeed"
 MIN_COLLECTIVE_SECONDS = 600.0
+PROGRESS_SECONDS = 30.0
 _REDUCTIONS = {"sum": dist.ReduceOp.SUM, "min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX}
 
 
@@ -120,18 +124,32 @@ class DeepSpeedEngine:
         directory.mkdir(parents=True, exist_ok=True)
         self._engine.save_checkpoint(str(directory), tag=DEEPSPEED_TAG, save_latest=False)
         engine_checkpoint.write_random_state(directory, self.rank)
+        digest = self.state_digest()
         if self.rank == 0:
-            engine_checkpoint.write_identity(directory, self._identity, self._steps_applied)
+            engine_checkpoint.write_identity(directory, self._identity, self._steps_applied, digest)
         self.barrier()
 
     def load(self, directory: Path) -> None:
-        steps_applied = engine_checkpoint.check_identity(directory, self._identity)
-        loaded, _ = self._engine.load_checkpoint(str(directory), tag=DEEPSPEED_TAG, load_lr_scheduler_states=False)
-        if loaded is None:
-            raise InvalidData("checkpoint_incomplete", f"{directory / DEEPSPEED_TAG} has no DeepSpeed state to load")
-        engine_checkpoint.restore_random_state(directory, self.rank)
-        self._steps_applied = steps_applied
+        saved = engine_checkpoint.check_identity(directory, self._identity)
+        engine_checkpoint.check_shards(directory / DEEPSPEED_TAG, saved)
+        tag = DEEPSPEED_TAG
+        if not saved.is_cut_as(self._identity):
+            tag = UNIVERSAL_TAG
+            self._make_universal(directory)
+        self._load_state(directory, tag)
+        engine_checkpoint.restore_random_state(directory, self.rank, saved.world_size)
+        self._steps_applied = saved.steps_applied
+        if tag == DEEPSPEED_TAG and saved.state_digest not in {None, self.state_digest()}:
+            raise InvalidData("checkpoint_corrupt", f"{directory / tag} holds other values than those that were saved")
         self.barrier()
+
+    def state_digest(self) -> str:
+        mine = zero_state.digest(zero_state.fragments(self._policy, self._engine.optimizer))
+        sent = torch.frombuffer(bytearray(mine), dtype=torch.uint8).to(self._device)
+        ranks = [torch.empty_like(sent) for _ in range(self.world_size)]
+        dist.all_gather(ranks, sent)
+        gathered = torch.cat(ranks).cpu().numpy().tobytes()
+        return xxhash.xxh3_128_hexdigest(gathered + self._steps_applied.to_bytes(8, "little"))
 
     def export(self, directory: Path) -> None:
         state = self._gather_state()
@@ -165,6 +183,30 @@ class DeepSpeedEngine:
         self._engine.destroy()
         if self._leaves_group:
             dist.destroy_process_group()
+
+    def _make_universal(self, directory: Path) -> None:
+        """Rank 0 converts; the others hear from it too often for their collectives to time out."""
+        conversion = Conversion(directory, DEEPSPEED_TAG) if self.rank == 0 else nullcontext()
+        with conversion as running:
+            report = b""
+            while not report:
+                report = self.broadcast_bytes(running.progress(PROGRESS_SECONDS) if running else None)
+        if report != DONE:
+            raise InvalidData("checkpoint_conversion", report.decode())
+
+    def _load_state(self, directory: Path, tag: str) -> None:
+        self._engine._config.load_universal_checkpoint = tag == UNIVERSAL_TAG
+        try:
+            with zero_state.loading(self._engine.optimizer):
+                loaded, _ = self._engine.load_checkpoint(str(directory), tag=tag, load_lr_scheduler_states=False)
+        except (torch.OutOfMemoryError, dist.DistError):
+            raise
+        except (OSError, EOFError, RuntimeError, KeyError, IndexError, ValueError, AssertionError) as error:
+            said = f"{type(error).__name__}: {error}"
+            remedy = f"; it is made again from {DEEPSPEED_TAG} once removed" if tag == UNIVERSAL_TAG else ""
+            raise InvalidData("checkpoint_corrupt", f"{directory / tag} cannot be loaded ({said}){remedy}") from error
+        if loaded is None:
+            raise InvalidData("checkpoint_incomplete", f"{directory / tag} has no DeepSpeed state to load")
 
     def _gather_state(self) -> dict[str, Tensor]:
         """Whole parameters and persistent buffers on the CPU of rank 0; empty elsewhere. Each rank must call it."""

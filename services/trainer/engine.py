@@ -27,6 +27,10 @@ class PolicyOutput:
     # Before each token is chosen; None without a value head.
     values: Float[Tensor, "tokens"] | None = None
 
+    def detached(self) -> "PolicyOutput":
+        values = None if self.values is None else self.values.detach()
+        return PolicyOutput(self.logprobs.detach(), self.entropies.detach(), self.agreement, values)
+
 
 @dataclass(frozen=True)
 class StepResult:
@@ -79,7 +83,19 @@ class TrainEngine(Protocol):
         ...
 
     def load(self, directory: Path) -> None:
-        """Raises InvalidData where `directory` is incomplete or of another model, dtype, ZeRO stage or world size."""
+        """Exactly what was saved, by any number of ranks.
+
+        A rank for which no random state was saved takes one that follows from rank 0's and its own number.
+        Raises InvalidData where `directory` is damaged or incomplete, or of another model or dtype, or where one of the
+        two is ZeRO-3 and the other is not.
+        """
+        ...
+
+    def state_digest(self) -> str:
+        """Of every bit that decides the training to come: fp32 parameters, optimizer state, `steps_applied`.
+
+        The same on every rank. Only digests of one number of ranks and one ZeRO stage can be compared.
+        """
         ...
 
     def export(self, directory: Path) -> None:

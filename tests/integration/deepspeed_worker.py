@@ -1,11 +1,12 @@
-"""One rank of test_deepspeed_engine: `deepspeed_worker.py DIRECTORY`, under torchrun or alone.
+"""One rank of test_deepspeed_engine: `deepspeed_worker.py DIRECTORY [resume]`, under torchrun or alone.
 
 Goes through ZeRO stages and precisions in one process; rank 0 writes what it saw to DIRECTORY/results-<world size>.json
-and the parameters to safetensors beside it.
+and the parameters to safetensors beside it. With `resume` it only takes up what another number of ranks saved.
 """
 
 import json
 import random
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from model_families import make_samples
 
 from services.common.config import Config, parse_config
 from services.common.errors import InvalidData
+from services.trainer import zero_state
 from services.trainer.deepspeed_engine import DeepSpeedEngine, open_engine
 from services.trainer.engine import StepResult
 from services.trainer.packing import pack, plan_microbatches
@@ -43,10 +45,16 @@ def rewarded_samples() -> list[TrainSample]:
 
 
 def configuration(
-    model: Path, stage: int, dtype: str, *, checkpointing: bool = False, algorithm: dict[str, Any] | None = None
+    model: Path,
+    stage: int,
+    dtype: str,
+    *,
+    checkpointing: bool = False,
+    algorithm: dict[str, Any] | None = None,
+    keeps_small_whole: bool = False,
 ) -> Config:
-    # Without it ZeRO-3 keeps parameters this small whole.
-    extra = {"zero_optimization": {"stage3_param_persistence_threshold": 0}} if stage == 3 else {}
+    cuts_all = stage == 3 and not keeps_small_whole
+    extra = {"zero_optimization": {"stage3_param_persistence_threshold": 0}} if cuts_all else {}
     return parse_config(
         {
             "run": {"name": "engine-test"},
@@ -93,6 +101,27 @@ def parameters(engine: DeepSpeedEngine) -> dict[str, Tensor]:
     return engine._gather_state()
 
 
+def write_state(engine: DeepSpeedEngine, path: Path) -> None:
+    """This rank's part; the test puts the parts of all ranks together."""
+    found = zero_state.fragments(engine._policy, engine._engine.optimizer)
+    parts = {f"{part.parameter}|{part.state}|{part.start}": part.values.clone() for part in found}
+    save_file(parts, f"{path}-{engine.rank}.safetensors")
+
+
+def digest_follows_every_bit(engine: DeepSpeedEngine) -> bool:
+    """A bit of a moment, flipped on the last rank only, changes the digest on all, and back."""
+    before = engine.state_digest()
+    *_, last = (
+        part for part in zero_state.fragments(engine._policy, engine._engine.optimizer) if part.state == "exp_avg_sq"
+    )
+    words = last.values.view(torch.int32)
+    mine = int(engine.rank == engine.world_size - 1)
+    words[-1] ^= mine
+    changed = engine.state_digest()
+    words[-1] ^= mine
+    return changed != before and engine.state_digest() == before
+
+
 def equal(left: dict[str, Tensor], right: dict[str, Tensor]) -> bool:
     return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
 
@@ -114,8 +143,12 @@ def go_through(directory: Path, stage: int, dtype: str) -> dict[str, Any]:
     unchanged = equal(trained, parameters(engine))
     checkpoint = directory / f"checkpoint-{name}"
     engine.save(checkpoint)
+    digests = [engine.state_digest()]
+    write_state(engine, directory / f"state-{checkpoint.name}")
     drawn = draws()
     straight = [train_step(engine)]
+    digests.append(engine.state_digest())
+    write_state(engine, directory / f"next-{checkpoint.name}")
     straight_parameters = parameters(engine)
     engine.export(directory / f"export-{name}")
     after = engine.logprobs(pack(samples()[:2]))
@@ -127,8 +160,11 @@ def go_through(directory: Path, stage: int, dtype: str) -> dict[str, Any]:
     draws()
     resumed.load(checkpoint)
     same_draws = draws() == drawn
+    resumed_digests = [resumed.state_digest()]
     again = [train_step(resumed)]
+    resumed_digests.append(resumed.state_digest())
     resumed_parameters = parameters(resumed)
+    exact_digest = digest_follows_every_bit(resumed)
     resumed.close()
     if torch.distributed.get_rank() == 0:
         save_file(trained, directory / f"trained-{name}.safetensors")
@@ -136,6 +172,7 @@ def go_through(directory: Path, stage: int, dtype: str) -> dict[str, Any]:
         "applied": [step.applied for step in steps],
         "grad_norms": [step.grad_norm for step in steps],
         "learning_rates": [step.learning_rate for step in [*steps, skipped, *straight]],
+        "next": {"grad_norm": straight[0].grad_norm, "lr": straight[0].learning_rate},
         "agreement": [before.agreement.rows, *before.agreement.agreeing] if before.agreement else None,
         "moved": not start or not equal(start, trained),
         "skip_applied": skipped.applied,
@@ -143,6 +180,9 @@ def go_through(directory: Path, stage: int, dtype: str) -> dict[str, Any]:
         "skip_unchanged": unchanged,
         "resume_equal": equal(straight_parameters, resumed_parameters) and straight == again,
         "random_state_restored": same_draws,
+        "drawn": drawn,
+        "digests": digests,
+        "digests_resumed": resumed_digests == digests and len({*digests}) == 2 and exact_digest,
         "exported_logprobs": after.logprobs.tolist(),
         "rotary_dtypes": sorted(dtypes),
         "sharded": sharded,
@@ -165,7 +205,9 @@ def train_ppo(directory: Path, stage: int, dtype: str) -> dict[str, Any]:
     start = engine.logprobs(batch).values
     steps = [update(engine) for _ in range(2)]
     engine.save(directory / name)
+    write_state(engine, directory / f"state-{name}")
     straight = [update(engine)]
+    write_state(engine, directory / f"next-{name}")
     after = engine.logprobs(batch)
     engine.export(directory / f"export-{name}")
     engine.close()
@@ -183,21 +225,64 @@ def train_ppo(directory: Path, stage: int, dtype: str) -> dict[str, Any]:
         "steps": steps,
         "values": after.values.tolist(),
         "exported_logprobs": after.logprobs.tolist(),
+        "next": straight[0],
         "resume_equal": straight == again and torch.equal(after.values, values),
         "without_head": without_head,
     }
 
 
+def resume_recut(directory: Path, name: str, stage: int, dtype: str) -> dict[str, Any]:
+    """Takes up what another number of ranks saved, and steps on."""
+    algorithm = PPO if name.startswith("ppo") else None
+    config = configuration(
+        directory / "model",
+        stage,
+        dtype,
+        checkpointing=stage != 1,
+        algorithm=algorithm,
+        keeps_small_whole=(stage, dtype) == (3, "float32"),
+    )
+    engine = open_engine(config)
+    engine.load(directory / name)
+    write_state(engine, directory / f"recut-state-{name}")
+    drawn = draws()
+    steps_applied = engine.steps_applied
+    if algorithm:
+        went = Updater(config, engine, None).train(rewarded_samples())
+    else:
+        step = train_step(engine)
+        went = {"grad_norm": step.grad_norm, "lr": step.learning_rate}
+    write_state(engine, directory / f"recut-next-{name}")
+    engine.close()
+    everyone = torch.zeros(torch.distributed.get_world_size(), len(drawn), dtype=torch.float64)
+    everyone[torch.distributed.get_rank()] = torch.tensor(drawn, dtype=torch.float64)
+    torch.distributed.all_reduce(everyone)
+    return {"steps_applied": steps_applied, "next": went, "drawn_by_rank": everyone.tolist()}
+
+
 def refusals(directory: Path, first: DeepSpeedEngine) -> dict[str, str]:
     """What loading into another engine says, by what is different."""
-    made_alone = directory / "checkpoint-1-1-float32"
     if first.world_size > 1:
-        return {"world_size": refusal(first, made_alone)}
+        return {"zero_stage": refusal(first, directory / "checkpoint-2-3-float32")}
+    made_alone = directory / "checkpoint-1-1-float32"
     said = {"missing": refusal(first, directory / "missing")}
     other = open_engine(configuration(directory / "other", 1, "float32"))
     said["parameters"] = refusal(other, made_alone)
     said["value_head"] = refusal(first, directory / "ppo-1-1-float32")
+    said["dtype"] = refusal(first, directory / "checkpoint-1-3-bfloat16")
     other.close()
+    (shard,) = (made_alone / "deepspeed").glob("*optim_states.pt")
+    content = shard.read_bytes()
+    middle = len(content) // 2
+    for damage, damaged in {
+        "cut_short": content[:middle],
+        "overwritten": content[:middle] + b"\x55" * 64 + content[middle + 64 :],
+        "gone": None,
+    }.items():
+        copy = shutil.copytree(made_alone, directory / f"damaged-{damage}")
+        target = copy / "deepspeed" / shard.name
+        target.unlink() if damaged is None else target.write_bytes(damaged)
+        said[damage] = refusal(first, copy)
     return said
 
 
@@ -233,24 +318,43 @@ CASES = {
 
 PPO_CASES = {1: [(1, "float32"), (3, "bfloat16")], 2: [(2, "float32"), (3, "float32")]}
 
+# By the number of ranks that resume: what the other number saved, and the stage to go on in.
+RECUT = {
+    1: [("ppo-2-2-float32", 1, "float32"), ("checkpoint-2-3-float32", 3, "float32")],
+    2: [("checkpoint-1-3-bfloat16", 3, "bfloat16")],
+}
+
 
 def main() -> None:
     directory = Path(sys.argv[1])
     torch.set_num_threads(1)
     # Holds the process group open over all engines.
     first = open_engine(configuration(directory / "model", 1, "float32"))
+    if first.world_size == 1 and sys.argv[2:] == ["resume"]:
+        write_results(first, directory / "results-resume.json", {"recut": recut(directory, 1)})
+        return
     cases = {f"{stage}-{dtype}": go_through(directory, stage, dtype) for stage, dtype in CASES[first.world_size]}
     ppo = {f"{stage}-{dtype}": train_ppo(directory, stage, dtype) for stage, dtype in PPO_CASES[first.world_size]}
-    good = [float(case["resume_equal"] and case["skip_unchanged"]) for case in cases.values()]
+    good = [
+        float(case["resume_equal"] and case["skip_unchanged"] and case["digests_resumed"]) for case in cases.values()
+    ]
     results = {
         "cases": cases,
         "ppo": ppo,
+        "recut": recut(directory, 2) if first.world_size == 2 else {},
         "refusals": refusals(directory, first),
         "collectives": collectives(first),
         "good_on_every_rank": first.all_reduce(torch.tensor(good), "min").tolist(),
     }
+    write_results(first, directory / f"results-{first.world_size}.json", results)
+
+
+def recut(directory: Path, world_size: int) -> dict[str, Any]:
+    return {name: resume_recut(directory, name, stage, dtype) for name, stage, dtype in RECUT[world_size]}
+
+
+def write_results(first: DeepSpeedEngine, path: Path, results: dict[str, Any]) -> None:
     if first.rank == 0:
-        path = directory / f"results-{first.world_size}.json"
         path.write_text(json.dumps(results, indent=1), encoding="utf-8")
     first.barrier()
     first.close()

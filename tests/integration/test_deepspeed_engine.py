@@ -22,9 +22,13 @@ from services.trainer.packing import pack
 from services.trainer.policy import load_policy
 from services.trainer.update import Updater
 
+# The first test waits for all three runs of the worker.
+pytestmark = pytest.mark.timeout(600)
+
 ROOT = Path(__file__).parents[2]
 CASES = [(world_size, *case) for world_size, cases in worker.CASES.items() for case in cases]
 FLOAT32 = [case for case in CASES if case[2] == "float32"]
+RECUT = [(world_size, *case) for world_size, cases in worker.RECUT.items() for case in cases]
 PPO_CASES = [(world_size, *case) for world_size, cases in worker.PPO_CASES.items() for case in cases]
 
 
@@ -46,12 +50,15 @@ def results(directory: Path) -> dict[int, dict[str, Any]]:
         "OMP_NUM_THREADS": "1",
     }
     two = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    found = {}
-    for world_size, launcher in {1: [], 2: two}.items():
-        command = [sys.executable, *launcher, script, str(directory)]
+    for launcher, extra in ([], []), (two, []), ([], ["resume"]):
+        command = [sys.executable, *launcher, script, str(directory), *extra]
         ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
         assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-6000:]
-        found[world_size] = json.loads((directory / f"results-{world_size}.json").read_text(encoding="utf-8"))
+    found: dict[int, dict[str, Any]] = {
+        world_size: json.loads((directory / f"results-{world_size}.json").read_text(encoding="utf-8"))
+        for world_size in (1, 2)
+    }
+    found[1].update(json.loads((directory / "results-resume.json").read_text(encoding="utf-8")))
     return found
 
 
@@ -125,6 +132,7 @@ def test_resume_is_bit_exact(results: dict[int, dict[str, Any]], case: tuple[int
     result = result_of(results, case)
     assert result["resume_equal"]
     assert result["random_state_restored"]
+    assert result["digests_resumed"]
     assert results[case[0]]["good_on_every_rank"] == [1.0] * len(worker.CASES[case[0]])
 
 
@@ -212,10 +220,66 @@ def test_checkpoints_without_a_value_head_are_refused_by_ppo(results: dict[int, 
         assert "value_head is False, expected True" in ppo_result(results, case)["without_head"]
 
 
+def whole_state(directory: Path, name: str) -> dict[str, Tensor]:
+    """Every parameter's values and optimizer state, flat, from the parts that the ranks wrote."""
+    parts: dict[str, dict[int, Tensor]] = {}
+    for path in sorted(directory.glob(f"{name}-[0-9].safetensors")):
+        for key, values in load_file(path).items():
+            entry, _, start = key.rpartition("|")
+            parts.setdefault(entry, {})[int(start)] = values.flatten()
+    return {entry: torch.cat([found[start] for start in sorted(found)]) for entry, found in parts.items()}
+
+
+@pytest.mark.parametrize("case", RECUT, ids=str)
+def test_another_number_of_ranks_takes_up_the_very_same_state(
+    directory: Path, results: dict[int, dict[str, Any]], case: tuple[int, str, int, str]
+) -> None:
+    world_size, name, _, _ = case
+    saved, loaded = whole_state(directory, f"state-{name}"), whole_state(directory, f"recut-state-{name}")
+    assert saved.keys() == loaded.keys()
+    assert {entry.rpartition("|")[2] for entry in saved} == {"fp32", "exp_avg", "exp_avg_sq", "step"}
+    assert any("value_head" in entry for entry in saved) == name.startswith("ppo")
+    for entry, values in saved.items():
+        assert torch.equal(loaded[entry], values), entry
+    assert results[world_size]["recut"][name]["steps_applied"] == 2
+    assert (directory / name / "universal").is_dir()
+    assert not list((directory / name).glob("converting-*"))
+
+
+@pytest.mark.parametrize("case", RECUT, ids=str)
+def test_another_number_of_ranks_goes_on_as_the_first_would(
+    directory: Path, results: dict[int, dict[str, Any]], case: tuple[int, str, int, str]
+) -> None:
+    """Ranks add up gradients in another order, so equality ends at rounding, which in bf16 is that of activations."""
+    world_size, name, _, dtype = case
+    kind, saver, rest = name.split("-", 2)
+    expected = results[int(saver)]["ppo" if kind == "ppo" else "cases"][rest]["next"]
+    exact = dtype == "float32"
+    assert results[world_size]["recut"][name]["next"] == pytest.approx(expected, rel=1e-4 if exact else 1e-2, abs=1e-6)
+    straight, resumed = whole_state(directory, f"next-{name}"), whole_state(directory, f"recut-next-{name}")
+    for entry, values in straight.items():
+        gap = float((resumed[entry] - values).abs().max())
+        if entry.endswith("|step"):
+            assert gap == 0, entry
+        else:
+            assert gap <= (2e-6 if exact else worker.LEARNING_RATE), entry
+
+
+def test_a_rank_without_a_saved_random_state_draws_for_itself(results: dict[int, dict[str, Any]]) -> None:
+    ((name, found),) = results[2]["recut"].items()
+    kept, derived = found["drawn_by_rank"]
+    assert kept == results[1]["cases"][name.split("-", 2)[2]]["drawn"]
+    assert derived != kept
+
+
 def test_checkpoints_of_something_else_are_refused_by_name(results: dict[int, dict[str, Any]]) -> None:
     said = {**results[1]["refusals"], **results[2]["refusals"]}
     assert said.pop("missing").startswith("checkpoint_incomplete: ")
-    assert said.keys() == {"parameters", "world_size", "value_head"}
+    for damage in ("cut_short", "overwritten", "gone"):
+        sentence = said.pop(damage)
+        assert sentence.startswith("checkpoint_corrupt: ")
+        assert f"damaged-{damage}/deepspeed" in sentence
+    assert said.keys() == {"parameters", "zero_stage", "value_head", "dtype"}
     for different, sentence in said.items():
         assert sentence.startswith("checkpoint_mismatch: ")
         assert f"{different} is " in sentence

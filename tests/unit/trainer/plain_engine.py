@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import xxhash
 from torch import Tensor
 
 from services.common.config import Config, parse_config
@@ -60,6 +61,12 @@ class PlainEngine:
 
     def load(self, directory: Path) -> None:
         raise AssertionError("nothing here loads")
+
+    def state_digest(self) -> str:
+        hasher = xxhash.xxh3_128(self.steps_applied.to_bytes(8, "little"))
+        for parameter in self.policy.parameters():
+            hasher.update(parameter.detach().flatten().view(torch.uint8).numpy())
+        return hasher.hexdigest()
 
     def export(self, directory: Path) -> None:
         raise AssertionError("nothing here exports")

@@ -3,6 +3,7 @@
 import ast
 import json
 import random
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,9 @@ from services.common.errors import InvalidData
 from services.trainer.deepspeed_config import deepspeed_config
 from services.trainer.engine_checkpoint import (
     Identity,
+    Saved,
     check_identity,
+    check_shards,
     restore_random_state,
     write_identity,
     write_random_state,
@@ -85,8 +88,20 @@ def test_random_states_come_back(tmp_path: Path) -> None:
     write_random_state(tmp_path, 1)
     first = draws()
     assert draws() != first
-    restore_random_state(tmp_path, 1)
+    restore_random_state(tmp_path, 1, saved_ranks=2)
     assert draws() == first
+
+
+def test_a_rank_without_a_random_state_derives_its_own_from_the_first(tmp_path: Path) -> None:
+    write_random_state(tmp_path, 0)
+    first = draws()
+    derived = []
+    for rank in (1, 2, 1):
+        restore_random_state(tmp_path, rank, saved_ranks=1)
+        derived.append(draws())
+    assert derived[0] == derived[2]
+    assert all(left != right for left, right in zip(derived[0], derived[1], strict=True))
+    assert all(left != right for left, right in zip(derived[0], first, strict=True))
 
 
 @pytest.mark.parametrize("content", [None, b"", b"\x00" * 100], ids=["missing", "empty", "zeros"])
@@ -94,20 +109,19 @@ def test_a_broken_random_state_is_refused(tmp_path: Path, content: bytes | None)
     if content is not None:
         (tmp_path / "random-0.safetensors").write_bytes(content)
     with pytest.raises(InvalidData, match="is not a random state") as refused:
-        restore_random_state(tmp_path, 0)
+        restore_random_state(tmp_path, 0, saved_ranks=1)
     assert refused.value.code == "checkpoint_incomplete"
 
 
 def test_an_identity_tells_models_and_settings_apart(tmp_path: Path) -> None:
     config = configuration()
     mine = Identity.of(Policy(make_model("qwen3")), config, 2)
-    write_identity(tmp_path, mine, 17)
-    assert check_identity(tmp_path, mine) == 17
+    write_identity(tmp_path, mine, 17, "digest")
+    assert check_identity(tmp_path, mine) == Saved(17, config.trainer.zero_stage, 2, "digest")
     for other, field in [
         (Identity.of(Policy(make_model("qwen3", num_hidden_layers=1)), config, 2), "parameters"),
         (Identity.of(Policy(make_model("cohere")), config, 2), "model_type"),
-        (Identity.of(Policy(make_model("qwen3")), config, 1), "world_size"),
-        (Identity.of(Policy(make_model("qwen3")), configuration(zero_stage=2), 2), "zero_stage"),
+        (replace(mine, dtype="float16"), "dtype"),
         (Identity.of(Policy(make_model("qwen3"), value_head=True), config, 2), "value_head"),
     ]:
         with pytest.raises(InvalidData, match=f"{field} is .*, expected") as refused:
@@ -115,19 +129,65 @@ def test_an_identity_tells_models_and_settings_apart(tmp_path: Path) -> None:
         assert refused.value.code == "checkpoint_mismatch"
 
 
-def test_a_checkpoint_that_says_nothing_of_a_value_head_has_none(tmp_path: Path) -> None:
+@pytest.mark.parametrize("saver", [1, 2, 3])
+@pytest.mark.parametrize("loader", [1, 2, 3])
+def test_only_zero_3_keeps_its_state_to_itself(tmp_path: Path, saver: int, loader: int) -> None:
+    write_identity(tmp_path, Identity("qwen3", "0", "float32", saver, 2), 3, "digest")
+    for world_size in (1, 2, 5):
+        mine = Identity("qwen3", "0", "float32", loader, world_size)
+        if (saver == 3) == (loader == 3):
+            same = (saver, 2) == (loader, world_size)
+            assert check_identity(tmp_path, mine).is_cut_as(mine) == same
+        else:
+            with pytest.raises(InvalidData, match=f"zero_stage is {saver}, expected {loader}"):
+                check_identity(tmp_path, mine)
+
+
+def test_a_checkpoint_without_optimizer_state_cannot_be_cut_anew(tmp_path: Path) -> None:
+    saved = Identity("qwen3", "0", "float32", 1, 2)
+    write_identity(tmp_path, saved, 0, "digest")
+    assert check_identity(tmp_path, saved).steps_applied == 0
+    with pytest.raises(InvalidData, match="no step was applied.*expected 2 ranks and ZeRO 1"):
+        check_identity(tmp_path, replace(saved, world_size=1))
+
+
+def test_a_checkpoint_that_says_nothing_of_a_value_head_or_digest_has_none(tmp_path: Path) -> None:
     mine = Identity("qwen3", "0", "float32", 1, 1)
-    write_identity(tmp_path, mine, 3)
+    write_identity(tmp_path, mine, 3, "digest")
     path = tmp_path / "engine.json"
     content = json.loads(path.read_text(encoding="utf-8"))
-    del content["value_head"]
+    del content["value_head"], content["state_digest"]
     path.write_text(json.dumps(content), encoding="utf-8")
-    assert check_identity(tmp_path, mine) == 3
+    assert check_identity(tmp_path, mine) == Saved(3, 1, 1, None)
     with pytest.raises(InvalidData, match="value_head is False, expected True"):
         check_identity(tmp_path, replace(mine, value_head=True))
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"steps_applied": "3"}'])
+def shards(directory: Path, names: list[str]) -> Path:
+    for name in names:
+        with zipfile.ZipFile(directory / f"{name}.pt", "w") as archive:
+            archive.writestr("data", bytes(100))
+    return directory
+
+
+TWO = Saved(1, 3, 2, None)
+OF_TWO = ["zero_0_optim_states", "zero_1_optim_states", "zero_0_model_states", "zero_1_model_states"]
+
+
+def test_a_shard_that_is_missing_or_cut_short_is_named(tmp_path: Path) -> None:
+    check_shards(shards(tmp_path, OF_TWO), TWO)
+    with pytest.raises(InvalidData, match=r"has 2 files \*optim_states.pt, expected 3"):
+        check_shards(tmp_path, replace(TWO, world_size=3))
+    with pytest.raises(InvalidData, match=r"has 2 files \*model_states.pt, expected 1"):
+        check_shards(tmp_path, replace(TWO, zero_stage=2))
+    damaged = tmp_path / "zero_1_optim_states.pt"
+    damaged.write_bytes(damaged.read_bytes()[:-30])
+    with pytest.raises(InvalidData, match="zero_1_optim_states.pt is damaged or cut short") as refused:
+        check_shards(tmp_path, TWO)
+    assert refused.value.code == "checkpoint_corrupt"
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"steps_applied": "3"}', '{"steps_applied": 3, "zero_stage": 1}'])
 def test_a_broken_identity_is_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / "engine.json").write_text(content, encoding="utf-8")
     with pytest.raises(InvalidData) as refused:
