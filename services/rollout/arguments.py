@@ -31,7 +31,9 @@ def base_arguments(config: Config, *, seed: int, cpu: bool) -> dict[str, Any]:
         "dtype": config.model.dtype,
         "max_model_len": config.model.max_length,
         "seed": seed,
-        "logprobs_mode": "processed_logprobs",
+        "logprobs_mode": config.rollout.logprobs_mode,
+        # Any number, the whole vocabulary too: Trivet asks for as many as the mode needs.
+        "max_logprobs": -1,
         "worker_extension_cls": EXTENSION,
     }
 

@@ -9,16 +9,14 @@ from trivet.v1 import weights_pb2
 from services.common.replay import Replay
 from services.rollout.engine import EngineSample, WeightSpan
 from services.rollout.native import candidate_sets, moe_routing
+from services.rollout.reported import Reported
 
 
-def sample_from(output: Any, replay: Replay | None, tokenizer: Any) -> EngineSample:
+def sample_from(output: Any, replay: Replay | None, tokenizer: Any, reported: Reported) -> EngineSample:
     token_ids = list(output.token_ids)
-    flat = output.logprobs
-    # The sampled token is the first entry of its position.
-    logprobs = [flat.logprobs[start] for start in flat.start_indices]
     return EngineSample(
         token_ids=np.asarray(token_ids, dtype=np.int32),
-        logprobs=np.asarray(logprobs, dtype=np.float32),
+        logprobs=reported.as_sampled(output.logprobs),
         finish_reason=output.finish_reason,
         text=tokenizer.decode(token_ids, skip_special_tokens=True),
         spans=tuple(read_label(span.version, span.start, span.end) for span in output.weight_versions or []),

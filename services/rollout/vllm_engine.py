@@ -30,6 +30,7 @@ from services.rollout.engine import EngineFailed, EngineSample, LoadFailed
 from services.rollout.layout import check_layout, read_layout
 from services.rollout.outputs import native_replay, sample_from, weight_label
 from services.rollout.parcels import check_replay, open_parcel
+from services.rollout.reported import Reported
 from services.rollout.tasks import together
 
 MAX_RESTARTS = 3
@@ -181,7 +182,14 @@ class VllmEngine:
         for key, output, replay in zip(keys, outputs, replays, strict=True):
             if replay is not None:
                 check_replay(replay, key, prompt_length=len(prompt), completion_length=len(output.token_ids), moe=moe)
-        return [sample_from(output, replay, self._tokenizer) for output, replay in zip(outputs, replays, strict=True)]
+        reported = self._reported(sampling)
+        return [
+            sample_from(output, replay, self._tokenizer, reported)
+            for output, replay in zip(outputs, replays, strict=True)
+        ]
+
+    def _reported(self, sampling: sample_pb2.SamplingParameters) -> Reported:
+        return Reported(self._config.rollout.logprobs_mode, sampling.temperature)
 
     def _parameters(self, sampling: sample_pb2.SamplingParameters, index: int, key: str | None) -> SamplingParams:
         temperature, top_k, top_p = sampling.temperature, sampling.top_k, sampling.top_p
@@ -195,7 +203,7 @@ class VllmEngine:
             top_p=top_p,
             max_tokens=sampling.max_tokens,
             seed=sampling.seed + index if sampling.HasField("seed") else None,
-            logprobs=0,
+            logprobs=self._reported(sampling).logprobs,
             flat_logprobs=True,
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,

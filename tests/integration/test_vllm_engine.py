@@ -25,6 +25,7 @@ PROMPT = [3, 40, 41, 42, 43, 44, 45, 46, 4]
 PLAIN = sample_pb2.SamplingParameters(temperature=1.0, top_p=1.0, max_tokens=24)
 TOP_K = sample_pb2.SamplingParameters(temperature=0.7, top_k=20, top_p=1.0, max_tokens=24)
 TOP_KP = sample_pb2.SamplingParameters(temperature=0.9, top_k=20, top_p=0.8, max_tokens=24)
+WARM = sample_pb2.SamplingParameters(temperature=0.7, top_p=1.0, max_tokens=24)
 TOP_P = sample_pb2.SamplingParameters(temperature=1.0, top_p=0.7, max_tokens=24)
 LONG = sample_pb2.SamplingParameters(temperature=1.0, top_k=20, top_p=0.95, max_tokens=500)
 
@@ -130,22 +131,26 @@ def paths(tmp_path_factory):
     return {seed: make_model(root / f"model-{seed}", seed) for seed in (1, 2, 3)}
 
 
+def configuration(path, mode="processed_logprobs", **sampling):
+    return parse_config(
+        {
+            "run": {"name": "test"},
+            "model": {"path": str(path), "dtype": "float32", "max_length": 2048},
+            "data": {"train": {"kind": "jsonl", "path": "unused.jsonl"}},
+            "sampling": sampling,
+            "reward": {"scorers": [{"name": "exact_match"}]},
+            "rollout": {"logprobs_mode": mode},
+            "trainer": {"device": "cpu"},
+        }
+    )
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def engine(paths):
     set_defaults()
     from services.rollout.vllm_engine import VllmEngine
 
-    config = parse_config(
-        {
-            "run": {"name": "test"},
-            "model": {"path": str(paths[1]), "dtype": "float32", "max_length": 2048},
-            "data": {"train": {"kind": "jsonl", "path": "unused.jsonl"}},
-            "sampling": {"top_k": 20},
-            "reward": {"scorers": [{"name": "exact_match"}]},
-            "trainer": {"device": "cpu"},
-        }
-    )
-    engine = VllmEngine(config, seed=7)
+    engine = VllmEngine(configuration(paths[1], top_k=20), seed=7)
     await engine.launch()
     yield engine
     await engine.close()
@@ -377,3 +382,22 @@ async def test_a_load_that_breaks_the_engine_restarts_it(engine, paths, tmp_path
     assert engine.problem is None
     assert engine.weights.version == 0
     assert is_version((await engine.generate(PROMPT, TOP_K, ids(1), record=True))[0], 0)
+
+
+@pytest.mark.parametrize(
+    ("mode", "sampling"),
+    [("raw_logits", WARM), ("raw_logprobs", WARM), ("processed_logits", TOP_KP)],
+    ids=["raw_logits", "raw_logprobs", "processed_logits"],
+)
+async def test_whatever_vllm_reports_becomes_the_log_prob_as_sampled(paths, mode, sampling):
+    from services.rollout.vllm_engine import VllmEngine
+
+    other = VllmEngine(configuration(paths[1], mode, top_k=sampling.top_k, top_p=sampling.top_p), seed=7)
+    await other.launch()
+    try:
+        samples = await other.generate(PROMPT, sampling, ids(4), record=True)
+    finally:
+        await other.close()
+    for sample in samples:
+        logits, _ = forward(paths[1], [*PROMPT, *sample.token_ids.tolist()])
+        np.testing.assert_allclose(sample.logprobs, expected_logprobs(logits, sample, sampling), atol=1e-5, rtol=0)

@@ -5,6 +5,7 @@ from vllm.logprobs import FlatLogprobs
 from vllm.outputs import CompletionOutput, SamplingMask, WeightVersionSpan
 
 from services.rollout.outputs import native_replay, sample_from
+from services.rollout.reported import Reported
 
 
 class Tokenizer:
@@ -29,7 +30,7 @@ def test_vllm_output_classes_become_a_sample():
         weight_versions=[WeightVersionSpan("1:aa", 0, 1), WeightVersionSpan("2:bb", 1, 2)],
     )
     replay = native_replay(output, [1, 2], candidates=True)
-    sample = sample_from(output, replay, Tokenizer())
+    sample = sample_from(output, replay, Tokenizer(), Reported("processed_logprobs", 1.0))
     assert sample.token_ids.tolist() == [3, 1]
     assert sample.logprobs.tolist() == [-0.25, -1.5]
     assert sample.logprobs.dtype == np.float32

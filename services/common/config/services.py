@@ -34,6 +34,7 @@ class RolloutConfig(Section):
             "seed",
             "max_model_len",
             "logprobs_mode",
+            "max_logprobs",
             "worker_extension_cls",
             "enable_return_routed_experts",
             "return_sampling_mask",

@@ -52,6 +52,8 @@ def test_overrides_are_yaml(tree):
         ("rollout.server.host=0.0.0.0", "rollout.server.token is missing: host 0.0.0.0 can be reached"),
         ("rollout.engine={dtype: half}", "engine sets ['dtype'], which Trivet sets itself"),
         ("algorithm.overlong_buffer=17", "expected at most sampling.max_tokens (16)"),
+        ("rollout.logprobs_mode=raw_logits", "raw values do not tell which tokens were excluded"),
+        ("rollout.logprobs_mode=raw", "rollout.logprobs_mode is 'raw'"),
         ("reward.maximum=-1", "minimum is 0.0, expected less than maximum (-1.0)"),
         ("data.train={kind: jsonl, path: data.csv}", "expected a .jsonl file"),
         ("data.train={kind: reasoning_gym, path: gcd}", "size is missing"),

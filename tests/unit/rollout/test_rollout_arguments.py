@@ -27,6 +27,7 @@ def test_the_configuration_becomes_engine_arguments():
     assert arguments["max_model_len"] == 2048
     assert arguments["seed"] == 5
     assert arguments["logprobs_mode"] == "processed_logprobs"
+    assert arguments["max_logprobs"] == -1
     assert arguments["worker_extension_cls"] == EXTENSION
     assert arguments["gpu_memory_utilization"] == 0.4
 
