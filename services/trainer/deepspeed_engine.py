@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,9 +19,10 @@ from services.trainer.deepspeed_config import deepspeed_config
 from services.trainer.engine import PolicyOutput, Reduction, StepResult
 from services.trainer.export import copy_tokenizer, write_model
 from services.trainer.objective import find_algorithm
+from services.trainer.optimizer import build_optimizer, parameter_groups, set_learning_rates
 from services.trainer.packing import PackedBatch
-from services.trainer.policy import ModelFacts, Policy, load_policy, model_directory
-from services.trainer.schedule import learning_rate
+from services.trainer.policy import ModelFacts, Policy, load_policy
+from services.trainer.pretrained import model_directory
 from services.trainer.universal_checkpoint import DONE, UNIVERSAL_TAG, Conversion
 
 DEEPSPEED_TAG = "deepspeed"
@@ -35,9 +35,10 @@ def open_engine(config: Config) -> "DeepSpeedEngine":
     """Joins the process group (torchrun's variables, else alone), loads the policy and shards it.
 
     Raises InvalidData for a model that cannot be trained exactly, ConfigError for a DeepSpeed key that Trivet owns,
-    ValueError for an unknown algorithm: it decides whether there is a value head.
+    ValueError for an unknown algorithm: it decides whether there is a value head or a critic.
     """
-    value_head = find_algorithm(config.algorithm.name).value is not None
+    judged = find_algorithm(config.algorithm.name).value is not None
+    separate = judged and config.algorithm.critic == "separate"
     joined = not dist.is_initialized()
     device = _join_process_group(config)
     policy = load_policy(
@@ -45,7 +46,8 @@ def open_engine(config: Config) -> "DeepSpeedEngine":
         dtype=config.model.dtype,
         keep_routing=config.rl_stability.consistency.keep_routing,
         gradient_checkpointing=config.trainer.gradient_checkpointing,
-        value_head=value_head,
+        value_head=judged and not separate,
+        critic_path=config.algorithm.critic_path or config.model.path if separate else None,
     )
     return DeepSpeedEngine(config, policy, device, source=model_directory(config.model.path), leaves_group=joined)
 
@@ -66,9 +68,13 @@ class DeepSpeedEngine:
         self._total_steps = config.trainer.steps * config.trainer.minibatches * config.trainer.epochs
         self._steps_applied = 0
         buffers = {name: buffer.clone() for name, buffer in policy.named_buffers()}
-        optimizer = _optimizer(policy, config)
+        groups = parameter_groups(policy, config)
+        self._peaks = [group.peak for group in groups]
         self._engine, self._optimizer, _, _ = deepspeed.initialize(
-            model=policy, optimizer=optimizer, config=deepspeed_config(config), dist_init_required=False
+            model=policy,
+            optimizer=build_optimizer(groups, config),
+            config=deepspeed_config(config),
+            dist_init_required=False,
         )
         _restore_buffers(policy, buffers)
 
@@ -111,9 +117,9 @@ class DeepSpeedEngine:
             self._policy.close_routing()
 
     def step(self) -> StepResult:
-        rate = learning_rate(self._config.trainer.optimizer, self._steps_applied, self._total_steps)
-        for group in self._optimizer.param_groups:
-            group["lr"] = rate
+        rate = set_learning_rates(
+            self._optimizer.param_groups, self._peaks, self._config, self._steps_applied, self._total_steps
+        )
         self._engine.step()
         applied = bool(self._engine.was_step_applied())
         norm = self._engine.get_global_grad_norm()
@@ -250,22 +256,6 @@ def _join_process_group(config: Config) -> torch.device:
     if not dist.is_initialized():
         deepspeed.init_distributed("nccl" if cuda else "gloo", timeout=patience, verbose=False)
     return device
-
-
-def _optimizer(policy: Policy, config: Config) -> torch.optim.Optimizer:
-    settings = config.trainer.optimizer
-    parameters = [parameter for parameter in policy.parameters() if parameter.requires_grad]
-    groups: list[dict[str, Any]] = [
-        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": settings.weight_decay},
-        {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(
-        [group for group in groups if group["params"]],
-        lr=settings.learning_rate,
-        betas=settings.betas,
-        eps=settings.eps,
-        fused=True,
-    )
 
 
 def _restore_buffers(policy: Policy, buffers: Mapping[str, Tensor]) -> None:

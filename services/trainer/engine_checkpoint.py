@@ -26,7 +26,7 @@ IDENTITY_FILE = "engine.json"
 class Identity:
     """A checkpoint loads only where all of this is equal, but for how it is cut into shards: see Saved.
 
-    `parameters` and `dtype` are the model's.
+    `parameters` and `dtype` are the model's, and the critic's.
     """
 
     model_type: str
@@ -35,11 +35,17 @@ class Identity:
     zero_stage: int
     world_size: int
     value_head: bool = False
+    critic: bool = False
 
     @classmethod
     def of(cls, policy: Policy, config: Config, world_size: int) -> "Identity":
         """To be taken before parameters are sharded. `parameters` digests names and shapes."""
-        lines = [f"model.{name} {list(parameter.shape)}" for name, parameter in policy.model.named_parameters()]
+        modules = {"model": policy.model} | ({"critic": policy.critic} if policy.critic is not None else {})
+        lines = [
+            f"{part}.{name} {list(parameter.shape)}"
+            for part, module in modules.items()
+            for name, parameter in module.named_parameters()
+        ]
         digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
         return cls(
             policy.facts.model_type,
@@ -48,6 +54,7 @@ class Identity:
             config.trainer.zero_stage,
             world_size,
             policy.value_head is not None,
+            policy.critic is not None,
         )
 
 
@@ -84,8 +91,8 @@ def check_identity(directory: Path, identity: Identity) -> Saved:
     for name in ("steps_applied", "zero_stage", "world_size"):
         if not isinstance(content, dict) or type(content.get(name)) is not int:
             raise InvalidData("checkpoint_incomplete", f"{path} has no {name}, expected a whole number")
-    # A checkpoint that says nothing of a value head has none.
-    found = {"value_head": False, **content}
+    # A checkpoint that says nothing of a value head or a critic has none.
+    found = {"value_head": False, "critic": False, **content}
     expectations = dataclasses.asdict(identity)
     del expectations["world_size"]
     if (content["zero_stage"] == 3) == (identity.zero_stage == 3):

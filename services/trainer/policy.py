@@ -1,7 +1,6 @@
 """The model as the trainer sees it: packed samples in, log-probabilities of their completion tokens out."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -9,17 +8,14 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from services.common.errors import InvalidData
-from services.trainer.logprobs import LogitRule, LogProbHead, LogProbQuery
+from services.trainer.critic import Critic, load_critic
+from services.trainer.logprobs import LogProbHead, LogProbQuery
 from services.trainer.model_probe import Probe, probe
 from services.trainer.packing import PackedBatch
+from services.trainer.pretrained import logit_rule, read_model
 from services.trainer.router_rules import Router, find_routers
 from services.trainer.routing import RoutingAgreement, RoutingReplay
 from services.trainer.value_head import ValueHead
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-CHECKPOINT_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
-# A policy is a function of its tokens: whatever is random in training is off.
-_RANDOM_SUFFIXES = ("dropout", "dropout_prob", "_pdrop", "jitter_noise", "jitter_eps")
 
 
 @dataclass(frozen=True)
@@ -41,8 +37,13 @@ class Policy(nn.Module):
     `close_routing` once backward has ended. `agreement` is that of the last forward, None where nothing was compared.
     """
 
-    def __init__(self, model: Any, *, keep_routing: bool = True, value_head: bool = False) -> None:
-        """Raises InvalidData for a family whose routing (with `keep_routing`) or logits cannot be computed exactly."""
+    def __init__(
+        self, model: Any, *, keep_routing: bool = True, value_head: bool = False, critic: Critic | None = None
+    ) -> None:
+        """Values come from a `value_head` on the policy's trunk or from a `critic` of its own; not from both.
+
+        Raises InvalidData for a family whose routing (with `keep_routing`) or logits cannot be computed exactly.
+        """
         super().__init__()
         if model.base_model is model or model.get_output_embeddings() is None:
             raise InvalidData(
@@ -56,6 +57,7 @@ class Policy(nn.Module):
         output = model.get_output_embeddings()
         self.head = LogProbHead(output.weight, getattr(output, "bias", None))
         self.value_head = ValueHead(output.weight.shape[1]).to(output.weight.device) if value_head else None
+        self.critic = critic
         self._rule = rule
         self.facts = _facts(model, output, seen)
         self.agreement: RoutingAgreement | None = None
@@ -68,7 +70,7 @@ class Policy(nn.Module):
     ) -> tuple[Float[Tensor, "tokens"], ...]:
         """Log-probs of the completion tokens at the sampler's temperature and candidates, and entropies, in nats.
 
-        With a value head, third, the value before each token is chosen. Entropies are detached unless
+        With a value head or a critic, third, the value before each token is chosen. Entropies are detached unless
         `entropy_gradient`. `keep_routing` replays the recorded experts; else they are only compared. Raises InvalidData
         for data that is not this model's.
         """
@@ -100,6 +102,8 @@ class Policy(nn.Module):
                 self.close_routing()
         query = LogProbQuery(batch.targets, batch.temperatures, batch.candidates, self._rule, entropy_gradient)
         logprobs, entropies = self.head(hidden, query)
+        if self.critic is not None:
+            return logprobs, entropies, self.critic(batch)
         return (logprobs, entropies) if self.value_head is None else (logprobs, entropies, self.value_head(hidden))
 
     def close_routing(self) -> None:
@@ -121,42 +125,23 @@ def load_policy(
     keep_routing: bool = True,
     gradient_checkpointing: bool = False,
     value_head: bool = False,
+    critic_path: str | None = None,
 ) -> Policy:
     """From a Hugging Face directory or hub id; on the CPU, in train mode. Raises InvalidData as Policy does.
 
-    A value head starts at zero, whatever the directory holds.
+    With `critic_path` values come from a critic read from there. A value head starts at zero, whatever is on disk.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    directory = model_directory(path)
-    config = _without_randomness(AutoConfig.from_pretrained(directory))
-    model = AutoModelForCausalLM.from_pretrained(directory, config=config, dtype=DTYPES[dtype])
-    if gradient_checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    model = read_model(path, dtype=dtype, gradient_checkpointing=gradient_checkpointing)
     policy = Policy(model, keep_routing=keep_routing, value_head=value_head)
+    if critic_path is not None:
+        policy.critic = load_critic(
+            critic_path,
+            dtype=dtype,
+            gradient_checkpointing=gradient_checkpointing,
+            vocabulary=policy.facts.vocabulary,
+            packs=policy.facts.packs,
+        )
     return policy.train()
-
-
-def model_directory(path: str) -> Path:
-    """`path` itself where it is a directory, else the hub snapshot of that id."""
-    if Path(path).is_dir():
-        return Path(path)
-    from huggingface_hub import snapshot_download
-
-    return Path(snapshot_download(path, allow_patterns=CHECKPOINT_FILES))
-
-
-def logit_rule(config: Any) -> LogitRule:
-    """From the configuration's keys; the probe then holds it to the model's own logits."""
-    text = config.get_text_config()
-    multiplier = 1.0
-    if getattr(text, "logits_scaling", None):
-        multiplier /= float(text.logits_scaling)
-    for name in ("logit_scale", "lm_head_multiplier"):
-        if getattr(text, name, None):
-            multiplier *= float(getattr(text, name))
-    softcap = getattr(text, "final_logit_softcapping", None)
-    return LogitRule(multiplier, float(softcap) if softcap else None)
 
 
 def _routers(model: nn.Module, keep_routing: bool) -> list[Router]:
@@ -177,11 +162,3 @@ def _facts(model: Any, output: Any, seen: Probe) -> ModelFacts:
         seen.experts_per_token,
         seen.packs,
     )
-
-
-def _without_randomness(config: Any) -> Any:
-    for part in {id(config): config, id(config.get_text_config()): config.get_text_config()}.values():
-        for name, value in vars(part).items():
-            if name.endswith(_RANDOM_SUFFIXES) and isinstance(value, float) and value > 0:
-                setattr(part, name, 0.0)
-    return config

@@ -1,18 +1,22 @@
-"""The frozen reference of the KL term."""
+"""The frozen reference of the KL term and of DPO."""
 
-from pathlib import Path
-from typing import Literal
+from dataclasses import fields
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from services.common.config import Config, ModelConfig, ReferenceConfig
+from services.common.errors import InvalidData
+from services.trainer.configured import needs_reference
+from services.trainer.engine import TrainEngine
 from services.trainer.packing import PackedBatch
-from services.trainer.policy import Policy, load_policy
+from services.trainer.policy import ModelFacts, Policy, load_policy
+from services.trainer.quantization import quantize
 
 
 class Reference:
-    """Log-probs under weights that never change.
+    """Log-probs under weights that never change, on a device of its own.
 
     It sees what the policy sees: the sampler's routing and the sampler's candidate sets, at the sampler's temperature,
     so that the KL term compares two distributions over the same set.
@@ -20,16 +24,51 @@ class Reference:
 
     def __init__(self, policy: Policy, device: torch.device) -> None:
         self._policy = policy.eval().requires_grad_(False).to(device)
+        self._device = device
+
+    @property
+    def facts(self) -> ModelFacts:
+        return self._policy.facts
 
     def logprobs(self, batch: PackedBatch, *, keep_routing: bool = True) -> Float[Tensor, "tokens"]:
+        """On the batch's device."""
         with torch.no_grad():
-            logprobs, _ = self._policy(batch, keep_routing=keep_routing)
-        result: Tensor = logprobs
+            logprobs, _ = self._policy(batch.to(self._device), keep_routing=keep_routing)
+        result: Tensor = logprobs.to(batch.targets.device)
         return result
 
 
 def load_reference(
-    path: str | Path, *, dtype: Literal["float32", "bfloat16"], device: torch.device, keep_routing: bool = True
+    config: ReferenceConfig, model: ModelConfig, *, device: torch.device, keep_routing: bool = True
 ) -> Reference:
-    """Raises InvalidData as load_policy does."""
-    return Reference(load_policy(str(path), dtype=dtype, keep_routing=keep_routing), device)
+    """`device` is the trainer's; under int8 the rest has model.dtype. Raises InvalidData as load_policy does."""
+    dtype = config.dtype or model.dtype
+    policy = load_policy(
+        config.path or model.path, dtype=model.dtype if dtype == "int8" else dtype, keep_routing=keep_routing
+    )
+    if dtype == "int8":
+        quantize(policy.model)
+    return Reference(policy, torch.device("cpu") if config.device == "cpu" else device)
+
+
+def check_reference(reference: ModelFacts, policy: ModelFacts, *, keep_routing: bool) -> None:
+    """Raises InvalidData where the policy's batches do not fit the reference: another vocabulary, other experts."""
+    exempt = {"model_type"} if keep_routing else {"model_type", "moe_layers", "experts", "experts_per_token"}
+    for field in fields(ModelFacts):
+        theirs, ours = getattr(reference, field.name), getattr(policy, field.name)
+        # A reference that packs takes a policy's samples one by one, too.
+        if field.name in exempt or theirs == ours or (field.name == "packs" and theirs):
+            continue
+        raise InvalidData(
+            "reference_mismatch", f"reference.path has {field.name} {theirs}, expected the policy's: {ours}"
+        )
+
+
+def open_reference(config: Config, engine: TrainEngine) -> Reference | None:
+    """None where the configuration needs none. Raises InvalidData as load_reference and check_reference do."""
+    if not needs_reference(config):
+        return None
+    keep_routing = config.rl_stability.consistency.keep_routing
+    reference = load_reference(config.reference, config.model, device=engine.device, keep_routing=keep_routing)
+    check_reference(reference.facts, engine.facts, keep_routing=keep_routing)
+    return reference

@@ -231,6 +231,32 @@ def train_ppo(directory: Path, stage: int, dtype: str) -> dict[str, Any]:
     }
 
 
+CRITIC = {**PPO, "critic": "separate", "critic_learning_rate": 3 * LEARNING_RATE}
+
+
+def train_critic(directory: Path) -> dict[str, Any]:
+    """ZeRO-3: two updates, and a third both straight on and after a resume."""
+    config = configuration(directory / "model", 3, "float32", algorithm=CRITIC)
+
+    def update(engine: DeepSpeedEngine) -> dict[str, float]:
+        return Updater(config, engine, None).train(rewarded_samples())
+
+    engine = open_engine(config)
+    name = f"critic-{engine.world_size}"
+    steps = [update(engine) for _ in range(2)]
+    engine.save(directory / name)
+    straight = update(engine)
+    engine.export(directory / f"export-{name}")
+    engine.close()
+    resumed = open_engine(config)
+    resumed.load(directory / name)
+    again = update(resumed)
+    rates = sorted({group["lr"] for group in resumed._optimizer.param_groups})
+    shared = refusal(resumed, directory / f"ppo-{resumed.world_size}-3-float32")
+    resumed.close()
+    return {"steps": steps, "resume_equal": straight == again, "rates": rates, "shared": shared}
+
+
 def resume_recut(directory: Path, name: str, stage: int, dtype: str) -> dict[str, Any]:
     """Takes up what another number of ranks saved, and steps on."""
     algorithm = PPO if name.startswith("ppo") else None
@@ -341,6 +367,7 @@ def main() -> None:
     results = {
         "cases": cases,
         "ppo": ppo,
+        "critic": train_critic(directory) if first.world_size == 2 else {},
         "recut": recut(directory, 2) if first.world_size == 2 else {},
         "refusals": refusals(directory, first),
         "collectives": collectives(first),

@@ -220,6 +220,26 @@ def test_checkpoints_without_a_value_head_are_refused_by_ppo(results: dict[int, 
         assert "value_head is False, expected True" in ppo_result(results, case)["without_head"]
 
 
+def test_a_separate_critic_trains_and_resumes_under_zero_3_with_two_ranks(
+    directory: Path, results: dict[int, dict[str, Any]]
+) -> None:
+    result = results[2]["critic"]
+    first, second = result["steps"]
+    model = str(directory / "model")
+    config = worker.configuration(directory / "model", 3, "float32", algorithm=worker.CRITIC)
+    engine = PlainEngine(load_policy(model, dtype="float32", critic_path=model))
+    expected = Updater(config, engine, None).train(worker.rewarded_samples())
+    same = ["loss", "policy_loss", "value_loss", "entropy_loss", "grad_norm", "return", "ratio", "entropy"]
+    assert {name: first[name] for name in same} == pytest.approx({name: expected[name] for name in same}, rel=1e-4)
+    assert second["value"] != 0
+    assert result["resume_equal"]
+    policy_rate, critic_rate = result["rates"]
+    assert critic_rate == pytest.approx(3 * policy_rate)
+    assert "value_head is True, expected False" in result["shared"] or "parameters is" in result["shared"]
+    exported = load_file(directory / "export-critic-2" / "model.safetensors")
+    assert exported.keys() == load_file(directory / "model/model.safetensors").keys()
+
+
 def whole_state(directory: Path, name: str) -> dict[str, Tensor]:
     """Every parameter's values and optimizer state, flat, from the parts that the ranks wrote."""
     parts: dict[str, dict[int, Tensor]] = {}

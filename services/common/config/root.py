@@ -103,8 +103,9 @@ def _sampling(config: Config) -> Iterator[str]:
     mode = config.rollout.logprobs_mode
     if config.sampling.truncates and mode.startswith("raw"):
         yield (
-            f"rollout.logprobs_mode is {mode}, expected processed_logprobs or processed_logits while sampling truncates "
-            "(top_k or top_p): raw values do not tell which tokens were excluded, so no probability follows from them"
+            f"rollout.logprobs_mode is {mode}, expected processed_logprobs or processed_logits while sampling "
+            "truncates (top_k or top_p): raw values do not tell which tokens were excluded, so no probability follows "
+            "from them"
         )
     if config.rollout.capture == "native" and config.sampling.truncates and config.sampling.top_k == 0:
         yield "sampling.top_k is 0, expected more: vLLM's native candidate capture needs top_k when top_p is set"

@@ -13,6 +13,7 @@ from services.trainer.audit.compare import compare
 from services.trainer.audit.sampling import RolloutClient, Sampled, audit_prompts, sample, usable_samples
 from services.trainer.audit.weights import find_weights
 from services.trainer.data import PromptData, load_prompts
+from services.trainer.device import plain_device
 from services.trainer.engine import PolicyOutput
 from services.trainer.packing import PackedBatch
 from services.trainer.policy import ModelFacts, Policy, load_policy
@@ -52,7 +53,7 @@ def audit(config: Config, client: RolloutClient, samples: int) -> AuditReport:
     status = client.status()
     find_weights(config, status.version, status.fingerprint)
     sampled, path, policy = _sample_and_load(config, client, audit_prompts(config, _data(config), samples))
-    engine = PolicyEngine(policy, _device(config))
+    engine = PolicyEngine(policy, plain_device(config))
     usable, refused = usable_samples(sampled.responses, engine.facts, candidates_expected=config.sampling.truncates)
     if not usable:
         raise InvalidData(
@@ -103,11 +104,3 @@ def _configured(config: Config, available: tuple[ReplayKind, ...]) -> tuple[Repl
     consistency = config.rl_stability.consistency
     switched = {"routing": consistency.keep_routing, "mask": consistency.keep_sampling_mask}
     return tuple(kind for kind in available if switched[kind])
-
-
-def _device(config: Config) -> torch.device:
-    """Raises InvalidData where the device that the trainer is to use does not exist."""
-    wanted, cuda = config.trainer.device, torch.cuda.is_available()
-    if wanted == "cuda" and not cuda:
-        raise InvalidData("device_missing", "trainer.device is cuda, but torch sees no CUDA device")
-    return torch.device("cuda" if cuda and wanted != "cpu" else "cpu")

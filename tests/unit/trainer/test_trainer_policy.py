@@ -11,7 +11,6 @@ from services.common.errors import InvalidData
 from services.common.replay import Replay
 from services.trainer.packing import pack
 from services.trainer.policy import Policy, load_policy
-from services.trainer.reference import Reference, load_reference
 from services.trainer.samples import TrainSample
 
 LENGTHS = [(4, 5), (1, 3), (6, 1), (2, 7)]
@@ -193,19 +192,6 @@ def test_a_loaded_policy_is_deterministic_although_the_model_has_dropout_and_jit
     with torch.no_grad():
         first, second = (policy(batch, keep_routing=False)[0] for _ in range(2))
     assert torch.equal(first, second)
-
-
-def test_the_reference_is_frozen_and_sees_routing_and_candidates(mixtral_directory: Path) -> None:
-    reference = load_reference(mixtral_directory, dtype="float32", device=torch.device("cpu"))
-    policy = load_policy(str(mixtral_directory), dtype="float32")
-    batch = pack(make_samples(LENGTHS, routing=(2, 8, 2), candidates=8))
-    values = reference.logprobs(batch)
-    assert not values.requires_grad
-    with torch.no_grad():
-        torch.testing.assert_close(values, policy(batch)[0], rtol=0, atol=1e-6)
-    assert not torch.allclose(values, reference.logprobs(batch.without_candidates()))
-    assert not torch.allclose(values, reference.logprobs(batch, keep_routing=False))
-    assert isinstance(reference, Reference)
 
 
 def test_bf16_log_probs_are_close_to_float32_ones(mixtral_directory: Path) -> None:

@@ -1,0 +1,65 @@
+"""A critic of its own: a second trunk that only the value loss trains."""
+
+from typing import Any, Literal
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from services.common.errors import InvalidData
+from services.trainer.model_probe import probe
+from services.trainer.packing import PackedBatch
+from services.trainer.pretrained import logit_rule, read_model
+from services.trainer.value_head import ValueHead
+
+
+class Critic(nn.Module):
+    """A base model with a value head in place of the output matrix.
+
+    An MoE routes live here: what was recorded is the routing of the policy.
+    """
+
+    def __init__(self, model: Any) -> None:
+        """`model` is a causal LM, whose output matrix is not kept."""
+        super().__init__()
+        embeddings = model.get_input_embeddings().weight
+        self.packs = probe(model, [], logit_rule(model.config)).packs
+        self.vocabulary = int(embeddings.shape[0])
+        self.model_type = str(model.config.model_type)
+        self.trunk = model.base_model
+        self.value_head = ValueHead(model.get_output_embeddings().weight.shape[1]).to(embeddings.device)
+
+    def forward(self, batch: PackedBatch) -> Float[Tensor, "tokens"]:
+        """Before each completion token is chosen."""
+        output = self.trunk(
+            input_ids=batch.input_ids, position_ids=batch.position_ids, attention_mask=None, use_cache=False
+        )
+        values: Tensor = self.value_head(output.last_hidden_state[0, batch.predicting])
+        return values
+
+
+def load_critic(
+    path: str,
+    *,
+    dtype: Literal["float32", "bfloat16"],
+    gradient_checkpointing: bool,
+    vocabulary: int,
+    packs: bool,
+) -> Critic:
+    """From a Hugging Face directory or hub id; the value head starts at zero.
+
+    Raises InvalidData for one that does not take the policy's tokens or packed samples.
+    """
+    critic = Critic(read_model(path, dtype=dtype, gradient_checkpointing=gradient_checkpointing))
+    if critic.vocabulary < vocabulary:
+        raise InvalidData(
+            "critic_mismatch",
+            f"algorithm.critic_path {path} has a vocabulary of {critic.vocabulary}, expected at least the policy's "
+            f"{vocabulary}: it judges the policy's tokens",
+        )
+    if packs and not critic.packs:
+        raise InvalidData(
+            "critic_mismatch",
+            f"algorithm.critic_path {path} ({critic.model_type}) mixes packed samples, expected a critic that keeps "
+            "them apart as the policy does",
+        )
+    return critic

@@ -1,0 +1,55 @@
+"""Models as they come: from a directory or the hub, without what is random in them."""
+
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from services.trainer.logprobs import LogitRule
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+CHECKPOINT_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
+# A policy is a function of its tokens: whatever is random in training is off.
+_RANDOM_SUFFIXES = ("dropout", "dropout_prob", "_pdrop", "jitter_noise", "jitter_eps")
+
+
+def read_model(path: str, *, dtype: Literal["float32", "bfloat16"], gradient_checkpointing: bool = False) -> Any:
+    """A transformers causal LM on the CPU."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    directory = model_directory(path)
+    config = _without_randomness(AutoConfig.from_pretrained(directory))
+    model = AutoModelForCausalLM.from_pretrained(directory, config=config, dtype=DTYPES[dtype])
+    if gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return model
+
+
+def model_directory(path: str) -> Path:
+    """`path` itself where it is a directory, else the hub snapshot of that id."""
+    if Path(path).is_dir():
+        return Path(path)
+    from huggingface_hub import snapshot_download
+
+    return Path(snapshot_download(path, allow_patterns=CHECKPOINT_FILES))
+
+
+def logit_rule(config: Any) -> LogitRule:
+    """From the configuration's keys; the probe then holds it to the model's own logits."""
+    text = config.get_text_config()
+    multiplier = 1.0
+    if getattr(text, "logits_scaling", None):
+        multiplier /= float(text.logits_scaling)
+    for name in ("logit_scale", "lm_head_multiplier"):
+        if getattr(text, name, None):
+            multiplier *= float(getattr(text, name))
+    softcap = getattr(text, "final_logit_softcapping", None)
+    return LogitRule(multiplier, float(softcap) if softcap else None)
+
+
+def _without_randomness(config: Any) -> Any:
+    for part in {id(config): config, id(config.get_text_config()): config.get_text_config()}.values():
+        for name, value in vars(part).items():
+            if name.endswith(_RANDOM_SUFFIXES) and isinstance(value, float) and value > 0:
+                setattr(part, name, 0.0)
+    return config
