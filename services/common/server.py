@@ -13,9 +13,10 @@ import uvicorn
 from fastapi import Depends, FastAPI, HTTPException, Request, Response
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST
 
 from services.common.config import ServerConfig
+from services.common.exposition import EXPOSITION
 
 START_TIMEOUT_SECONDS = 30.0
 STOP_GRACE_SECONDS = 3.0
@@ -98,7 +99,7 @@ class ServiceServer:
 
         @application.get("/metrics", dependencies=[Depends(authorized)])
         def metrics() -> Response:
-            return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)
+            return Response(EXPOSITION.text(), media_type=CONTENT_TYPE_LATEST)
 
         return application
 

@@ -131,16 +131,6 @@ class Stream(Generic[M]):
     def pending(self) -> int:
         return int(self.client.xpending(self.name, self.group)["pending"])
 
-    def oldest_seconds(self) -> float:
-        rows = cast(list[Any], self.client.xrange(self.name, count=1))
-        return max(0.0, time.time() - int(rows[0][0].split(b"-")[0]) / 1000) if rows else 0.0
-
-    def observe(self) -> None:
-        """Writes depth, pending and age to the metrics."""
-        metrics.STREAM_ENTRIES.labels(self.label).set(self.depth())
-        metrics.STREAM_PENDING.labels(self.label).set(self.pending())
-        metrics.STREAM_OLDEST_SECONDS.labels(self.label).set(self.oldest_seconds())
-
     def _ensure_group(self) -> None:
         try:
             self.client.xgroup_create(self.name, self.group, id="0", mkstream=True)

@@ -12,6 +12,7 @@ from trivet.v1 import reward_pb2, reward_pb2_grpc
 
 from services.common.config import Config, ConfigError
 from services.common.errors import InvalidData, Unavailable
+from services.common.exposition import EXPOSITION
 from services.common.logs import configure_logs, get_logger
 from services.common.redis_client import connect
 from services.common.server import ServiceServer
@@ -129,6 +130,7 @@ def _refuse(error: Exception) -> int:
 def main() -> None:
     config = parse_service_arguments("reward")
     configure_logs("reward", config.run.name)
+    EXPOSITION.configure("reward", config.run.name)
     # The runner is not closed and sys.exit not called: both would wait for every thread, and one may be waiting
     # for a Redis that is gone. Scorer processes end with this one.
     status = asyncio.Runner().run(serve(config))

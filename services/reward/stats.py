@@ -35,9 +35,12 @@ class RewardStats:
         self.samples += len(group.scores)
         metrics.GROUPS.inc()
         metrics.SAMPLES.inc(len(group.scores))
+        metrics.TOKENS.inc(sum(len(sample.token_ids) for sample in group.group.samples))
         evaluation = group.group.prompt.purpose == sample_pb2.PURPOSE_EVALUATION
         purpose = "evaluation" if evaluation else "train"
         self._recent[purpose].extend(score.reward for score in group.scores)
+        for score in group.scores:
+            metrics.SAMPLE_REWARD.labels(purpose).observe(score.reward)
         metrics.MEAN.labels(purpose).set(_mean(self._recent[purpose]))
 
     def failed(self, code: str) -> None:

@@ -16,6 +16,7 @@ from trivet.v1 import rollout_pb2_grpc
 from services.common.blobs import open_blobs
 from services.common.config import Config, ConfigError
 from services.common.errors import TrivetError
+from services.common.exposition import EXPOSITION
 from services.common.lineage import code_version, config_version
 from services.common.logs import configure_logs, get_logger
 from services.common.redis_client import connect
@@ -39,6 +40,7 @@ log = get_logger(__name__)
 def main() -> int:
     config = parse_service_arguments("rollout")
     configure_logs("rollout", config.run.name)
+    EXPOSITION.configure("rollout", config.run.name)
     rollout_id = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
     try:
         client = connect(config.redis)

@@ -13,6 +13,11 @@ SAMPLING_SECONDS = Histogram(
     "Seconds from a group's first request to its last finished sample",
     buckets=(0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800),
 )
+TOKEN_SECONDS = Histogram(
+    "trivet_rollout_token_seconds",
+    "Seconds of a group's sampling for each token of its longest sample",
+    buckets=(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5),
+)
 COMPLETION_TOKENS = Histogram(
     "trivet_rollout_completion_tokens",
     "Completion tokens of a sample",

@@ -87,6 +87,7 @@ class GroupSampler:
         metrics.TOKENS.labels(purpose).inc(sum(lengths))
         metrics.TRUNCATED.labels(purpose).inc(sum(sample.finish_reason == "length" for sample in samples))
         metrics.SAMPLING_SECONDS.observe(seconds)
+        metrics.TOKEN_SECONDS.observe(seconds / max(1, *lengths))
         metrics.REPLAY_BYTES.inc(sum(map(len, sampled.replays)))
         for length in lengths:
             metrics.COMPLETION_TOKENS.observe(length)

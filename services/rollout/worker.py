@@ -117,7 +117,6 @@ class PromptWorker:
         while True:
             await asyncio.sleep(self._touch_seconds)
             await asyncio.to_thread(self._prompts.touch, list(self._running))
-            await asyncio.to_thread(self._prompts.observe)
 
     async def _process(self, entry: Entry[sample_pb2.Prompt]) -> None:
         structlog.contextvars.bind_contextvars(group=entry.message.group_id)

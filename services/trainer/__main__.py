@@ -10,6 +10,7 @@ from trivet.v1 import trainer_pb2, trainer_pb2_grpc
 
 from services.common.config import Config, ConfigError
 from services.common.errors import InvalidData, TrivetError
+from services.common.exposition import EXPOSITION
 from services.common.logs import configure_logs, get_logger
 from services.common.records import Records
 from services.common.redis_client import connect
@@ -18,16 +19,22 @@ from services.common.service_main import parse_service_arguments
 from services.common.weights import WeightFeed
 from services.trainer.checkpoint import Checkpoints
 from services.trainer.conductor import Conductor
+from services.trainer.configured import configured_algorithm
 from services.trainer.data import load_prompts
 from services.trainer.engine import TrainEngine
 from services.trainer.groups import training_samples
 from services.trainer.intake import Arrival
-from services.trainer.loop import TrainingLoop
+from services.trainer.loop import Lead, Machinery, TrainingLoop
+from services.trainer.observation import observe_start
+from services.trainer.pair_feed import PairFeed
+from services.trainer.preference_data import load_preferences
 from services.trainer.publication import Publisher
-from services.trainer.reference import Reference, load_reference
+from services.trainer.recording import Recorder
+from services.trainer.reference import open_reference
+from services.trainer.rows import Tokenizer
 from services.trainer.service import TrainerServicer
 from services.trainer.status import Controls, Status
-from services.trainer.update import Updater, build_objective
+from services.trainer.updaters import open_updater
 
 EXIT_FINISHED, EXIT_FAILED, EXIT_USAGE, EXIT_STOPPED = 0, 1, 2, 3
 
@@ -37,9 +44,10 @@ log = get_logger(__name__)
 def main() -> None:
     config = parse_service_arguments("trainer")
     configure_logs("trainer", config.run.name)
+    EXPOSITION.configure("trainer", config.run.name)
     try:
         # Nothing is worth starting for with an objective that does not exist.
-        build_objective(config)
+        configured_algorithm(config)
         finished = _run(config)
     except (ConfigError, InvalidData, ValueError) as error:
         log.error("refused", reason=str(error))
@@ -57,33 +65,31 @@ def _run(config: Config) -> bool:
     controls = Controls()
     _obey_signals(controls)
     engine = open_engine(config)
-    reference = _reference(config, engine)
-    checkpoints = Checkpoints(config.run.path / "checkpoints", config.trainer.keep_checkpoints)
-    model = model_identity(config.model.path)
-    updater = Updater(config, engine, reference)
+    machinery = Machinery(
+        engine=engine,
+        updater=open_updater(config, engine, open_reference(config, engine)),
+        checkpoints=Checkpoints(config.run.path / "checkpoints", config.trainer.keep_checkpoints),
+        recorder=Recorder(config, engine),
+        model=model_identity(config.model.path),
+    )
     try:
         if engine.rank != 0:
-            loop = TrainingLoop(
-                config, engine, updater, checkpoints, model=model, conductor=None, publisher=None, records=None
-            )
-            return loop.run()
-        return _conduct(config, engine, updater, checkpoints, model, controls)
+            return TrainingLoop(config, machinery, None).run()
+        return _lead(config, machinery, controls)
     finally:
         engine.close()
 
 
-def _conduct(
-    config: Config, engine: TrainEngine, updater: Updater, checkpoints: Checkpoints, model: str, controls: Controls
-) -> bool:
-    """Rank 0: the same loop, with a server beside it and Redis behind it."""
-    client = connect(config.redis)
+def _lead(config: Config, machinery: Machinery, controls: Controls) -> bool:
+    """Rank 0: the same loop, with a server beside it and, where answers are sampled, Redis behind it."""
     status = Status(config.run.name, config.trainer.steps)
+    observe_start(config, controls)
     server = BackgroundServer(
         lambda: ServiceServer(
             config.trainer.server,
             grpc_name=trainer_pb2.DESCRIPTOR.services_by_name["TrainerService"].full_name,
             register=lambda grpc_server: trainer_pb2_grpc.add_TrainerServiceServicer_to_server(
-                TrainerServicer(status, controls, checkpoints), grpc_server
+                TrainerServicer(status, controls, machinery.checkpoints), grpc_server
             ),
             ready=lambda: status.not_ready,
         )
@@ -91,26 +97,11 @@ def _conduct(
     started = server.start()
     log.info("serving", grpc_port=started.grpc_port, http_port=started.http_port)
     try:
-        from transformers import AutoTokenizer
-
-        data = load_prompts(config.data, AutoTokenizer.from_pretrained(config.model.path), config.run.seed)
-        if data.dropped:
-            log.warning("rows left out: too long, or held out for validation", rows=data.dropped)
-        rounds = config.algorithm.dynamic_sampling_rounds if build_objective(config).algorithm.dynamic_sampling else 0
-        conductor = Conductor(config, data, client, status, controls, _replay_check(config, engine), rounds)
-        loop = TrainingLoop(
-            config,
-            engine,
-            updater,
-            checkpoints,
-            model=model,
-            conductor=conductor,
-            publisher=Publisher(
-                config.run.path / "weights", WeightFeed(client, config.run.name), config.trainer.keep_weights
-            ),
-            records=Records(config.run.path),
-        )
-        finished = loop.run()
+        if config.data.preferences is not None:
+            lead = _pairs(config, status, controls)
+        else:
+            lead = _sampled(config, machinery.engine, status, controls)
+        finished = TrainingLoop(config, machinery, lead).run()
         status.state = trainer_pb2.TRAINER_STATE_FINISHED
         return finished
     except BaseException:
@@ -118,6 +109,34 @@ def _conduct(
         raise
     finally:
         server.stop()
+
+
+def _sampled(config: Config, engine: TrainEngine, status: Status, controls: Controls) -> Lead:
+    client = connect(config.redis)
+    data = load_prompts(config.data, _tokenizer(config), config.run.seed)
+    _tell_dropped(data.dropped)
+    rounds = config.algorithm.dynamic_sampling_rounds if configured_algorithm(config).dynamic_sampling else 0
+    conductor = Conductor(config, data, client, status, controls, _replay_check(config, engine), rounds)
+    publisher = Publisher(config.run.path / "weights", WeightFeed(client, config.run.name), config.trainer.keep_weights)
+    return Lead(conductor, Records(config.run.path), publisher)
+
+
+def _pairs(config: Config, status: Status, controls: Controls) -> Lead:
+    data = load_preferences(config, _tokenizer(config))
+    _tell_dropped(data.dropped)
+    return Lead(PairFeed(config, data, status, controls), Records(config.run.path), None)
+
+
+def _tokenizer(config: Config) -> Tokenizer:
+    from transformers import AutoTokenizer
+
+    loaded: Tokenizer = AutoTokenizer.from_pretrained(config.model.path)
+    return loaded
+
+
+def _tell_dropped(rows: int) -> None:
+    if rows:
+        log.warning("rows left out: too long, or held out for validation", rows=rows)
 
 
 def _replay_check(config: Config, engine: TrainEngine) -> Callable[[Arrival], None]:
@@ -135,17 +154,6 @@ def _replay_check(config: Config, engine: TrainEngine) -> Callable[[Arrival], No
         )
 
     return check
-
-
-def _reference(config: Config, engine: TrainEngine) -> Reference | None:
-    if not config.rl_stability.needs_reference:
-        return None
-    return load_reference(
-        config.model.path,
-        dtype=config.model.dtype,
-        device=engine.device,
-        keep_routing=config.rl_stability.consistency.keep_routing,
-    )
 
 
 def model_identity(path: str) -> str:

@@ -168,10 +168,6 @@ class Conductor:
     def backlog(self) -> str:
         return ", ".join(f"{stream.label} {stream.depth()}" for stream in (self._prompts, self._samples, self._scored))
 
-    def observe(self) -> None:
-        for stream in (self._prompts, self._samples, self._scored):
-            stream.observe()
-
     def _wait_for_news(self) -> None:
         """Only time spent waiting counts: a long step is no silence."""
         started = time.monotonic()

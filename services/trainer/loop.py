@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
@@ -12,7 +13,8 @@ from services.common.config import Config
 from services.common.lineage import config_version
 from services.common.logs import get_logger
 from services.common.records import Records
-from services.trainer import metrics
+from services.trainer import metrics, observation
+from services.trainer.batch import batch_samples
 from services.trainer.checkpoint import (
     ENGINE_DIRECTORY,
     POLICY_DIRECTORY,
@@ -22,35 +24,43 @@ from services.trainer.checkpoint import (
     check_resumable,
     size_bytes,
 )
-from services.trainer.conductor import Conductor
 from services.trainer.engine import TrainEngine
-from services.trainer.groups import training_samples
+from services.trainer.preference_update import PreferenceUpdater
 from services.trainer.publication import Publisher
-from services.trainer.rewards import advantages_in_groups, shaped_rewards
-from services.trainer.samples import TrainSample
+from services.trainer.recording import Recorder
+from services.trainer.step_source import StepSource
 from services.trainer.summary import summarize
 from services.trainer.update import Updater
 
 log = get_logger(__name__)
 
 
-class TrainingLoop:
-    """`conductor`, `publisher` and `records` are rank 0's, None elsewhere."""
+@dataclass(frozen=True)
+class Machinery:
+    """What every rank has. `model` is the digest of the architecture."""
 
-    def __init__(
-        self,
-        config: Config,
-        engine: TrainEngine,
-        updater: Updater,
-        checkpoints: Checkpoints,
-        *,
-        model: str,
-        conductor: Conductor | None,
-        publisher: Publisher | None,
-        records: Records | None,
-    ) -> None:
-        self._config, self._engine, self._updater, self._checkpoints = config, engine, updater, checkpoints
-        self._model, self._conductor, self._publisher, self._records = model, conductor, publisher, records
+    engine: TrainEngine
+    updater: Updater | PreferenceUpdater
+    checkpoints: Checkpoints
+    recorder: Recorder
+    model: str
+
+
+@dataclass(frozen=True)
+class Lead:
+    """What rank 0 has beside it. Without a publisher the policy goes nowhere but into checkpoints."""
+
+    source: StepSource
+    records: Records
+    publisher: Publisher | None
+
+
+class TrainingLoop:
+    def __init__(self, config: Config, machinery: Machinery, lead: Lead | None) -> None:
+        """`lead` is rank 0's, None elsewhere."""
+        self._config, self._lead = config, lead
+        self._engine, self._updater, self._checkpoints = machinery.engine, machinery.updater, machinery.checkpoints
+        self._recorder, self._model = machinery.recorder, machinery.model
         self._step = 0
         self._phases: dict[str, float] = {}
         self._evaluated: int | None = None
@@ -61,8 +71,8 @@ class TrainingLoop:
         self._publish()
         self._evaluate()
         self._phases = {}
-        if self._conductor is not None:
-            self._conductor.status.start_clock(self._step)
+        if self._lead is not None:
+            self._lead.source.status.start_clock(self._step)
         while self._step < self._config.trainer.steps:
             order = self._next_order()
             if order.action == step_pb2.STEP_ACTION_TRAIN:
@@ -86,79 +96,81 @@ class TrainingLoop:
         """Takes up the newest checkpoint, if there is one."""
         saved = self._checkpoints.latest()
         if saved is not None:
-            data = self._conductor.data.version if self._conductor else saved.state.data
+            data = self._lead.source.data_version if self._lead else saved.state.data
             check_resumable(saved, model=self._model, data=data, world_size=self._engine.world_size)
             self._engine.load(saved.engine)
             self._step = saved.state.step
             structlog.contextvars.bind_contextvars(step=self._step)
             log.info("resumed", checkpoint=str(saved.path))
-        if self._conductor is None:
+        if self._lead is None:
             return
-        self._conductor.status.step = self._conductor.status.checkpoint_step = self._step
+        source = self._lead.source
+        source.status.step = source.status.checkpoint_step = self._step
         if saved is not None:
-            self._conductor.restore(saved.state)
+            source.restore(saved.state)
+            observation.observe_checkpoint(checkpoint_message(saved))
 
     def _next_order(self) -> step_pb2.StepOrder:
         with self._phase("wait"):
-            if self._conductor is None:
-                return step_pb2.StepOrder.FromString(self._engine.broadcast_bytes(None))
-            order = self._conductor.next_order()
-            if self._engine.world_size > 1:
-                self._engine.broadcast_bytes(order.SerializeToString())
+            return self._share(self._lead.source.next_order() if self._lead else None)
+
+    def _share(self, order: step_pb2.StepOrder | None) -> step_pb2.StepOrder:
+        """Rank 0's order on every rank; the others pass None."""
+        if order is not None and self._engine.world_size == 1:
             return order
+        shared = self._engine.broadcast_bytes(None if order is None else order.SerializeToString())
+        return step_pb2.StepOrder.FromString(shared) if order is None else order
 
     def _train(self, order: step_pb2.StepOrder) -> None:
         structlog.contextvars.bind_contextvars(step=self._step + 1)
-        with self._phase("train"):
-            self._values = self._updater.train(self._samples(order))
+        with self._recorded(order), self._phase("train"):
+            samples = batch_samples(order, self._config, self._engine.facts)
+            observation.observe_samples(samples)
+            self._values = self._updater.train(samples)
         self._step += 1
-        if self._conductor is not None:
-            self._conductor.step = self._step
-        if not self._values["step_applied"]:
+        if self._lead is not None:
+            self._lead.source.step = self._step
+        # A batch without a pair takes no step either, and nothing is wrong with it.
+        if not self._values["step_applied"] and self._values.get("pairs") != 0:
             metrics.STEPS_SKIPPED.inc()
             log.warning("step skipped: the gradient was not finite")
 
-    def _samples(self, order: step_pb2.StepOrder) -> list[TrainSample]:
-        rewards = shaped_rewards(order.groups, self._config)
-        advantages = advantages_in_groups(rewards, self._config.algorithm.advantage_normalization)
-        samples: list[TrainSample] = []
-        for scored, reward, advantage in zip(order.groups, rewards, advantages, strict=True):
-            samples += training_samples(
-                scored,
-                order.replay[len(samples) : len(samples) + len(reward)],
-                self._engine.facts,
-                rewards=reward,
-                advantages=advantage,
-                candidates_expected=self._config.sampling.truncates,
-            )
-        return samples
+    @contextmanager
+    def _recorded(self, order: step_pb2.StepOrder) -> Iterator[None]:
+        due = self._recorder.due(self._step + 1)
+        if due:
+            with self._phase("record"):
+                self._recorder.begin(self._step + 1, order)
+        yield
+        if due:
+            with self._phase("record"):
+                self._recorder.finish(self._values)
 
     def _publish(self) -> None:
-        with self._phase("publish"), metrics.PUBLISH_SECONDS.time():
-            staged = self._broadcast_path(self._publisher.staging() if self._publisher else None)
-            self._engine.export(staged)
-            if self._publisher is not None:
-                self._publisher.publish(staged, self._step)
-        if self._conductor is not None:
+        if self._config.data.preferences is None:
+            with self._phase("publish"), metrics.PUBLISH_SECONDS.time():
+                publisher = self._lead.publisher if self._lead else None
+                staged = self._broadcast_path(publisher.staging() if publisher else None)
+                self._engine.export(staged)
+                if publisher is not None:
+                    publisher.publish(staged, self._step)
+        if self._lead is not None:
             # Before anything else, so that the rollouts have work while the rest is written down.
-            self._conductor.issue()
+            self._lead.source.issue()
 
     def _broadcast_path(self, path: Path | None) -> Path:
         return Path(self._engine.broadcast_bytes(None if path is None else str(path).encode()).decode())
 
     def _record(self, order: step_pb2.StepOrder) -> None:
-        if self._conductor is None or self._records is None:
+        if self._lead is None:
             return
-        values = {**self._values, **summarize(order, self._step - 1, self._phases)}
+        sampled = self._config.data.preferences is None
+        values = {**self._values, **summarize(order, self._step - 1, self._phases, sampled=sampled)}
         self._phases = {}
-        status = self._conductor.status
+        status = self._lead.source.status
         status.metrics, status.step = values, self._step
-        metrics.STEP.set(self._step)
-        metrics.GROUPS_TRAINED.inc(len(order.groups))
-        for name, value in values.items():
-            metrics.STEP_METRIC.labels(name).set(value)
-        self._conductor.observe()
-        self._records.add_step(
+        observation.observe_step(self._step, len(order.groups), values)
+        self._lead.records.add_step(
             {
                 "step": self._step,
                 "time": time.time(),
@@ -168,59 +180,66 @@ class TrainingLoop:
                 "metrics": values,
             }
         )
-        log.info("step", loss=values["loss"], reward=values["reward_mean"])
+        log.info("step", loss=values["loss"], reward=values.get("reward_mean"))
 
     def _save(self) -> None:
         with self._phase("checkpoint"), metrics.CHECKPOINT_SECONDS.time():
-            if self._conductor is not None:
+            if self._lead is not None:
                 self._checkpoints.begin(self._step)
             self._engine.barrier()
             staged = self._checkpoints.staging(self._step)
             self._engine.save(staged / ENGINE_DIRECTORY)
             self._engine.export(staged / POLICY_DIRECTORY)
             self._engine.barrier()
-            if self._conductor is not None:
-                self._commit(self._conductor)
+            if self._lead is not None:
+                self._commit(self._lead.source)
 
-    def _commit(self, conductor: Conductor) -> None:
+    def _commit(self, source: StepSource) -> None:
         state = TrainerState(
             step=self._step,
-            history=conductor.history,
+            history=source.history,
             model=self._model,
-            data=conductor.data.version,
+            data=source.data_version,
             config=config_version(self._config),
             world_size=self._engine.world_size,
-            ledger=conductor.ledger.dump(),
+            ledger=source.dump(),
             saved_at=time.time(),
         )
         saved = self._checkpoints.commit(self._step, state)
-        conductor.intake.commit()
-        conductor.status.checkpoint_step = self._step
-        metrics.CHECKPOINT_STEP.set(self._step)
-        metrics.CHECKPOINT_TIME.set(state.saved_at)
-        conductor.controls.answer_saves(checkpoint_message(saved))
+        source.commit()
+        source.status.checkpoint_step = self._step
+        message = checkpoint_message(saved)
+        observation.observe_checkpoint(message)
+        source.controls.answer_saves(message)
         log.info("checkpoint", path=str(saved.path))
 
     def _evaluate(self) -> None:
-        """Rank 0's alone; the other ranks wait at the next order's broadcast."""
-        if self._conductor is None or self._records is None or self._evaluated == self._step:
+        if self._evaluated == self._step:
             return
         with self._phase("evaluate"):
-            values = self._conductor.evaluate()
+            values = self._held_out()
         if values is None:
             return
         self._evaluated = self._step
-        self._conductor.status.evaluation = values
-        for name, value in values.items():
-            metrics.EVALUATION_METRIC.labels(name).set(value)
-        self._records.add_evaluation({"step": self._step, "time": time.time(), "metrics": values})
+        if self._lead is None:
+            return
+        self._lead.source.status.evaluation = values
+        observation.observe_evaluation(values)
+        self._lead.records.add_evaluation({"step": self._step, "time": time.time(), "metrics": values})
         log.info("evaluation", **values)
+
+    def _held_out(self) -> dict[str, float] | None:
+        """Pairs are for every rank to evaluate; prompts are rank 0's, and the others wait at the next broadcast."""
+        if self._config.data.preferences is not None and isinstance(self._updater, PreferenceUpdater):
+            order = self._share(self._lead.source.held_out() if self._lead else None)
+            return self._updater.evaluate(batch_samples(order, self._config, self._engine.facts))
+        return self._lead.source.evaluate() if self._lead else None
 
     def _due(self, every: int) -> bool:
         return every > 0 and self._step % every == 0 and self._step < self._config.trainer.steps
 
     def _stopped(self) -> bool:
-        return self._conductor is not None and self._conductor.controls.stop.is_set()
+        return self._lead is not None and self._lead.source.controls.stop.is_set()
 
     @contextmanager
     def _phase(self, name: str) -> Iterator[None]:

@@ -72,9 +72,6 @@ class PairFeed:
     def commit(self) -> None:
         """Nothing waits for a checkpoint: the file stays where it is."""
 
-    def observe(self) -> None:
-        """There is no stream."""
-
     def _order(self, rows: list[tuple[str, int, PairRow]]) -> step_pb2.StepOrder:
         groups = [self._group(group_id, issue, row) for group_id, issue, row in rows]
         return step_pb2.StepOrder(

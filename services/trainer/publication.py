@@ -6,6 +6,7 @@ from pathlib import Path
 from trivet.v1 import weights_pb2
 
 from services.common.weights import WeightFeed, describe_weights
+from services.trainer import metrics
 
 
 class Publisher:
@@ -31,6 +32,7 @@ class Publisher:
             staged.rename(final)
         described.path = str(final)
         self._feed.announce(described)
+        metrics.PUBLISHED_BYTES.set(sum(file.size for file in described.files))
         self._prune(final)
         return described
 

@@ -83,6 +83,13 @@ class System:
 
         self.until(busy, f"{name} at work")
 
+    def http_port(self, name: str) -> int:
+        """Waits until the service answers."""
+        self.until(lambda: self._event(name, "serving") is not None, f"{name} that serves")
+        serving = self._event(name, "serving")
+        assert serving is not None
+        return int(serving["http_port"])
+
     def running(self, name: str) -> bool:
         return self.processes[name].exit_code() is None
 

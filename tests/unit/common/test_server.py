@@ -46,7 +46,7 @@ async def test_grpc_and_http_side_by_side(served):
     channel, http, problem = served
     assert (await status(channel)).run == "run"
     assert (await http.get("/healthz")).status_code == 200
-    assert "trivet_stream_entries" in (await http.get("/metrics")).text
+    assert "trivet_stream_claims_total" in (await http.get("/metrics")).text
     assert (await http.get("/readyz")).status_code == 200
     problem[0] = "loading"
     answer = await http.get("/readyz")

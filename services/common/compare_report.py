@@ -1,0 +1,44 @@
+"""What a comparison of algorithms measured: the trainer's side writes it as JSON, and whoever shows it reads it."""
+
+import statistics
+
+from pydantic import BaseModel, ConfigDict
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), ser_json_inf_nan="constants")
+
+
+class ComparedStep(_Part):
+    """`values` and the rows and columns of `cosines` stand in the order of the report's algorithms.
+
+    A cosine is of two gradients over all parameters of the policy; None where one of them is zero or not there.
+    """
+
+    step: int
+    samples: int
+    values: tuple[dict[str, float], ...]
+    cosines: tuple[tuple[float | None, ...], ...]
+
+
+class CompareReport(_Part):
+    run: str
+    algorithms: tuple[str, ...]
+    # What makes each algorithm's configuration out of the recorded one.
+    overrides: tuple[tuple[str, ...], ...]
+    steps: tuple[ComparedStep, ...]
+
+    @property
+    def names(self) -> list[str]:
+        """Of all values of any algorithm, in alphabetical order."""
+        return sorted({name for step in self.steps for values in step.values for name in values})
+
+    def mean(self, name: str, algorithm: int) -> float | None:
+        """Over the steps; None where the algorithm has no such value."""
+        found = [step.values[algorithm][name] for step in self.steps if name in step.values[algorithm]]
+        return statistics.fmean(found) if found else None
+
+    def cosine(self, first: int, second: int) -> float | None:
+        """Mean over the steps where both gradients are there."""
+        found = [cosine for step in self.steps if (cosine := step.cosines[first][second]) is not None]
+        return statistics.fmean(found) if found else None

@@ -1,0 +1,79 @@
+"""What came of running recorded steps again: the trainer's side writes it as JSON, and whoever judges it reads it."""
+
+import math
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), ser_json_inf_nan="constants")
+
+
+class ValuePair(_Part):
+    """One of a step's values, as recorded and as it came out again; None where one of the two has no such value."""
+
+    name: str
+    recorded: float | None
+    replayed: float | None
+    # Bit for bit, except that every NaN counts as the same.
+    equal: bool
+
+    @property
+    def absolute(self) -> float:
+        """|recorded − replayed|; infinite where only one is finite, or there."""
+        if self.equal:
+            return 0.0
+        if self.recorded is None or self.replayed is None:
+            return math.inf
+        difference = abs(self.recorded - self.replayed)
+        return difference if math.isfinite(difference) else math.inf
+
+    @property
+    def relative(self) -> float:
+        """|recorded − replayed| over the larger of the two."""
+        if self.absolute == 0 or not math.isfinite(self.absolute):
+            return self.absolute
+        return self.absolute / max(abs(self.recorded or 0.0), abs(self.replayed or 0.0))
+
+    @property
+    def scaled(self) -> float:
+        """|recorded − replayed| over max(1, |recorded|): what a tolerance is held against."""
+        return self.absolute / max(1.0, abs(self.recorded or 0.0)) if math.isfinite(self.absolute) else math.inf
+
+
+class ReplayedStep(_Part):
+    """`starts_alike` and `ends_alike` compare digests of the whole training state; None where ranks or stage differ."""
+
+    step: int
+    starts_alike: bool | None
+    ends_alike: bool | None
+    values: tuple[ValuePair, ...]
+
+
+class ReplayReport(_Part):
+    run: str
+    overrides: tuple[str, ...]
+    # From the engine's recorded state, or from the recorded policy with a new optimizer.
+    start: Literal["engine", "policy"]
+    recorded_world_size: int
+    recorded_zero_stage: int
+    world_size: int
+    zero_stage: int
+    # What is not as it was when the steps were recorded, each a sentence.
+    warnings: tuple[str, ...]
+    steps: tuple[ReplayedStep, ...]
+
+    @property
+    def exact(self) -> bool:
+        """Whether equality can be asked for: nothing was changed on purpose."""
+        return not self.overrides
+
+    @property
+    def names(self) -> list[str]:
+        """Of all values, in alphabetical order."""
+        return sorted({pair.name for step in self.steps for pair in step.values})
+
+    def pairs(self, name: str) -> list[tuple[int, ValuePair]]:
+        """By step."""
+        return [(step.step, pair) for step in self.steps for pair in step.values if pair.name == name]

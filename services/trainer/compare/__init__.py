@@ -1,0 +1,1 @@
+"""Several algorithms over the same recorded batches, without an update."""

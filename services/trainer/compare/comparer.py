@@ -1,0 +1,111 @@
+"""Loss and gradient of each algorithm over a recorded step's batch, at the policy as it was before the step."""
+
+from collections.abc import Sequence
+
+from jaxtyping import Float
+from torch import Tensor
+
+from services.common.algorithm_switch import algorithm_overrides, overrides_by_algorithm
+from services.common.compare_report import ComparedStep, CompareReport
+from services.common.config import Config
+from services.common.logs import get_logger
+from services.common.step_record import RecordedStep
+from services.trainer.batch import batch_samples
+from services.trainer.configured import configured_algorithm
+from services.trainer.device import plain_device
+from services.trainer.gradient_engine import GradientEngine
+from services.trainer.policy import load_policy
+from services.trainer.reference import Reference, open_reference
+from services.trainer.updaters import open_updater
+
+# The whole batch is one optimizer step, so that there is one gradient.
+ONE_STEP = ("trainer.minibatches=1", "trainer.epochs=1")
+
+log = get_logger(__name__)
+
+
+def compare(
+    steps: Sequence[RecordedStep], algorithms: Sequence[str], overrides: Sequence[str], overrides_for: Sequence[str]
+) -> CompareReport:
+    """`overrides` hold for every algorithm, `overrides_for` (algorithm:section.key=value) for one.
+
+    Raises ConfigError for settings, InvalidData for recordings, ValueError for algorithms that cannot be used.
+    """
+    own = overrides_by_algorithm(overrides_for, algorithms)
+    base = steps[0].config(list(overrides))
+    settings = [(*overrides, *algorithm_overrides(base, name), *ONE_STEP, *own[name]) for name in algorithms]
+    return CompareReport(
+        run=steps[0].record.run,
+        algorithms=tuple(algorithms),
+        overrides=tuple(settings),
+        steps=tuple(_compare(step, [step.config(list(each)) for each in settings]) for step in steps),
+    )
+
+
+def _compare(step: RecordedStep, configs: Sequence[Config]) -> ComparedStep:
+    order = step.order()
+    engines, references = Engines(step), References()
+    values: list[dict[str, float]] = []
+    gradients: list[Tensor | None] = []
+    for config in configs:
+        engine = engines.of(config)
+        samples = batch_samples(order, config, engine.facts)
+        found = open_updater(config, engine, references.of(config, engine)).train(samples)
+        values.append({name: value for name, value in found.items() if name not in {"learning_rate", "step_applied"}})
+        gradients.append(engine.take_gradient())
+        log.info("compared", step=step.record.step, algorithm=config.algorithm.name, loss=found["loss"])
+    return ComparedStep(
+        step=step.record.step,
+        samples=sum(len(scored.scores) for scored in order.groups),
+        values=tuple(values),
+        cosines=tuple(tuple(cosine(left, right) for right in gradients) for left in gradients),
+    )
+
+
+class Engines:
+    """The policy before the step, loaded once for all algorithms with the same judge: none, a value head, a critic."""
+
+    def __init__(self, step: RecordedStep) -> None:
+        self._step = step
+        self._loaded: dict[str, GradientEngine] = {}
+
+    def of(self, config: Config) -> GradientEngine:
+        kind = config.algorithm.critic if configured_algorithm(config).value is not None else "none"
+        if kind not in self._loaded:
+            self._loaded[kind] = self._load(config, kind)
+        return self._loaded[kind]
+
+    def _load(self, config: Config, kind: str) -> GradientEngine:
+        policy = load_policy(
+            str(self._step.policy),
+            dtype=config.model.dtype,
+            keep_routing=config.rl_stability.consistency.keep_routing,
+            gradient_checkpointing=config.trainer.gradient_checkpointing,
+            value_head=kind == "shared",
+            critic_path=(config.algorithm.critic_path or config.model.path) if kind == "separate" else None,
+        )
+        return GradientEngine(policy, plain_device(config), self._step.record.steps_applied)
+
+
+class References:
+    """Each is loaded once, however many algorithms hold on to it."""
+
+    def __init__(self) -> None:
+        self._loaded: dict[str, Reference | None] = {}
+
+    def of(self, config: Config, engine: GradientEngine) -> Reference | None:
+        key = f"{config.model.model_dump_json()} {config.reference.model_dump_json()}"
+        if self._loaded.get(key) is None:
+            self._loaded[key] = open_reference(config, engine)
+        return self._loaded[key]
+
+
+def cosine(left: Float[Tensor, "parameters"] | None, right: Float[Tensor, "parameters"] | None) -> float | None:
+    """In float64; None where a gradient is missing, zero or not finite."""
+    if left is None or right is None:
+        return None
+    a, b = left.double(), right.double()
+    norms = float(a.norm() * b.norm())
+    if not 0 < norms < float("inf"):
+        return None
+    return float(a @ b) / norms

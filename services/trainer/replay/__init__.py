@@ -1,0 +1,1 @@
+"""Recorded steps, run again."""

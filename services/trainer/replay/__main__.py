@@ -1,0 +1,74 @@
+"""python -m services.trainer.replay RUN STEP --output report.json; under torchrun for several ranks."""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from services.common.config import ConfigError
+from services.common.errors import InvalidData, TrivetError
+from services.common.logs import configure_logs, get_logger
+from services.common.replay_report import ReplayReport
+from services.common.step_record import RecordedStep, consecutive_steps
+from services.trainer.reference import open_reference
+from services.trainer.replay.replayer import Replayer
+from services.trainer.updaters import open_updater
+
+EXIT_DONE, EXIT_FAILED, EXIT_USAGE = 0, 1, 2
+
+log = get_logger(__name__)
+
+
+def main(argv: list[str] | None = None) -> int:
+    arguments = _arguments(argv)
+    configure_logs("replay", arguments.run.name)
+    try:
+        steps = consecutive_steps(arguments.run, arguments.step, arguments.through or arguments.step)
+        report = replay(steps, arguments.overrides)
+        if report is not None:
+            arguments.output.parent.mkdir(parents=True, exist_ok=True)
+            arguments.output.write_text(report.model_dump_json(indent=2) + "\n", encoding="utf-8")
+    except (ConfigError, InvalidData, ValueError) as error:
+        log.error("refused", reason=str(error))
+        return EXIT_USAGE
+    except (TrivetError, OSError) as error:
+        log.error("failed", reason=f"{type(error).__name__}: {error}")
+        return EXIT_FAILED
+    return EXIT_DONE
+
+
+def replay(steps: list[RecordedStep], overrides: list[str]) -> ReplayReport | None:
+    """None on every rank but the first. Raises ConfigError, InvalidData, and ValueError for an unknown algorithm."""
+    from services.trainer.deepspeed_engine import open_engine
+
+    config = steps[0].config(overrides)
+    # The recorded policy, not the base model: it is what a step without optimizer state starts from.
+    started = config.model_copy(deep=True)
+    started.model.path = str(steps[0].policy)
+    engine = open_engine(started)
+    try:
+        updater = open_updater(config, engine, open_reference(config, engine))
+        report = Replayer(config, overrides, engine, updater).replay(steps)
+        return report if engine.rank == 0 else None
+    finally:
+        engine.close()
+
+
+def _arguments(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m services.trainer.replay")
+    parser.add_argument("run", type=Path, metavar="RUN", help="the run's directory")
+    parser.add_argument("step", type=int, metavar="STEP", help="the first recorded step to run again")
+    parser.add_argument("--through", type=int, metavar="STEP", help="the last one; without it, only the first")
+    parser.add_argument(
+        "--set", action="append", default=[], dest="overrides", metavar="SECTION.KEY=VALUE", help="override; repeatable"
+    )
+    parser.add_argument("--output", required=True, type=Path, metavar="FILE", help="where the report goes, as JSON")
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Threads of libraries must not keep a finished process alive.
+    os._exit(code)
