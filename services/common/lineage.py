@@ -5,6 +5,7 @@ import json
 import subprocess
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import xxhash
 
@@ -24,7 +25,16 @@ def code_version() -> str:
 
 
 def config_version(config: Config) -> str:
-    return xxhash.xxh3_64_hexdigest(json.dumps(config.dump(), sort_keys=True).encode())
+    """The same for every service of a run, wherever it listens."""
+    return xxhash.xxh3_64_hexdigest(json.dumps(without_addresses(config), sort_keys=True).encode())
+
+
+def without_addresses(config: Config) -> dict[str, Any]:
+    """The configuration less tokens, passwords and addresses, on which no result depends, and what prepares a run."""
+    kept = {name: section for name, section in config.dump().items() if name not in {"redis", "blobs", "prepare"}}
+    for service in ("rollout", "reward", "trainer"):
+        kept[service] = {name: value for name, value in kept[service].items() if name != "server"}
+    return kept
 
 
 def data_version(rows: Iterable[str]) -> str:

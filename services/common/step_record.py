@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import yaml
 import zstandard
@@ -22,6 +21,7 @@ from trivet.v1 import step_pb2
 
 from services.common.config import Config, load_config
 from services.common.errors import InvalidData
+from services.common.lineage import without_addresses
 
 RECORDED_DIRECTORY = "recorded"
 RECORD_FILE = "record.json"
@@ -41,7 +41,7 @@ class StepRecord(BaseModel):
     # Counted from 1: the step makes policy version `step` out of version `step - 1`.
     step: int
     run: str
-    # Of the configuration with addresses and secrets, as in every sample's lineage.
+    # As in every sample's lineage.
     config_version: str
     world_size: int
     zero_stage: int
@@ -96,16 +96,8 @@ def write_order(directory: Path, order: step_pb2.StepOrder) -> None:
 
 
 def write_config(directory: Path, config: Config) -> None:
-    tree = without_secrets(config.dump())
+    tree = without_addresses(config)
     (directory / CONFIG_FILE).write_text(yaml.safe_dump(tree, sort_keys=False), encoding="utf-8")
-
-
-def without_secrets(tree: dict[str, Any]) -> dict[str, Any]:
-    """Tokens, passwords and addresses, none of which a step depends on, are left out; so is what prepares a run."""
-    kept = {name: section for name, section in tree.items() if name not in {"redis", "blobs", "prepare"}}
-    for service in ("rollout", "reward", "trainer"):
-        kept[service] = {name: value for name, value in kept[service].items() if name != "server"}
-    return kept
 
 
 def recorded_steps(run: Path) -> list[RecordedStep]:
