@@ -37,6 +37,14 @@ class Arrival:
         return self.scored.group.prompt.issue
 
 
+@dataclass(frozen=True)
+class Trained:
+    """What a checkpoint lets go of. Until then the arrival itself, replay data and all, would fill rank 0's memory."""
+
+    entry_id: str
+    references: tuple[tensor_pb2.BlobReference, ...]
+
+
 class Intake:
     """Holds arrivals until a step takes them, and their stream entries until a checkpoint holds them."""
 
@@ -59,7 +67,7 @@ class Intake:
         self._max_filtered, self._filtered = max_filtered, 0
         self._lost_in_a_row = 0
         self._ready: list[Arrival] = []
-        self._trained: list[Arrival] = []
+        self._trained: list[Trained] = []
         self.evaluation: Evaluation | None = None
 
     @property
@@ -83,14 +91,14 @@ class Intake:
         """The `count` that came first; they count as trained from here on."""
         taken, self._ready = self._ready[:count], self._ready[count:]
         self._ledger.train([arrival.issue for arrival in taken])
-        self._trained += taken
+        self._trained += [Trained(arrival.entry_id, tuple(_references(arrival.scored))) for arrival in taken]
         self._filtered = 0
         return taken
 
     def commit(self) -> None:
         """To be called once a checkpoint that holds the trained groups is durable."""
-        self._stream.ack(arrival.entry_id for arrival in self._trained)
-        self._blobs.delete(reference for arrival in self._trained for reference in _references(arrival.scored))
+        self._stream.ack(trained.entry_id for trained in self._trained)
+        self._blobs.delete(reference for trained in self._trained for reference in trained.references)
         self._trained = []
 
     def held_issues(self) -> set[int]:
@@ -156,7 +164,8 @@ class Intake:
 
     def _drop(self, entry: Entry[sample_pb2.ScoredGroup], counter: Counter) -> None:
         counter.inc()
-        kept = {reference.key for arrival in self._ready + self._trained for reference in _references(arrival.scored)}
+        kept = {reference.key for arrival in self._ready for reference in _references(arrival.scored)}
+        kept |= {reference.key for trained in self._trained for reference in trained.references}
         self._blobs.delete(reference for reference in _references(entry.message) if reference.key not in kept)
         self._stream.ack([entry.id])
 
