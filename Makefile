@@ -40,7 +40,7 @@ deploy-check: install
 	PYTHON=$(CURDIR)/$(BIN)/python sh deploy/check-monitoring.sh
 	$(BIN)/python -m pytest tests/integration/test_dashboards_live.py
 
-# The Compose deployment on an engine of its own, with images built from here. Debian and root; about a quarter of an hour.
+# The Compose deployment on an engine of its own, with images built from here. Debian and root; up to half an hour on two cores.
 containers-check: install
 	apt-get update -qq && apt-get install -y -qq --no-install-recommends docker.io iptables debootstrap
 	$(BIN)/python -m pytest tests/containers/check_compose.py -x

@@ -13,7 +13,9 @@ from metric_tables import series_names
 
 ROOT = Path(__file__).parents[3]
 GRAFANA = ROOT / "deploy" / "grafana"
-BOARDS = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in (GRAFANA / "dashboards").glob("*.json")}
+BOARDS = {
+    path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted((GRAFANA / "dashboards").glob("*.json"))
+}
 RULES = yaml.safe_load((ROOT / "deploy" / "prometheus" / "rules.yml").read_text(encoding="utf-8"))
 RECORDED = {rule["record"] for group in RULES["groups"] for rule in group["rules"] if "record" in rule}
 RUNBOOK = BOARDS["trivet-runbook"]
@@ -99,7 +101,7 @@ def test_panels_have_numbers_of_their_own_and_do_not_overlap(name):
         assert apart_x or apart_y
 
 
-@pytest.mark.parametrize("name", BOARDS.keys() - {"trivet-runbook"})
+@pytest.mark.parametrize("name", sorted(BOARDS.keys() - {"trivet-runbook"}))
 def test_boards_can_be_turned_to_a_run(name):
     variables = {variable["name"]: variable for variable in BOARDS[name]["templating"]["list"]}
     assert {"datasource", "run"} <= variables.keys()
