@@ -1,5 +1,6 @@
 import json
 
+import datasets
 import pytest
 from test_trainer_data import Words
 
@@ -79,6 +80,15 @@ def test_other_field_names(tmp_path):
     rows = [{"q": row["prompt"], "good": row["chosen"], "bad": row["rejected"]} for row in ROWS]
     source = {"prompt_field": "q", "chosen_field": "good", "rejected_field": "bad", "size": 10}
     assert len(load(tmp_path, rows, source=source).train) == 9
+
+
+def test_a_hugging_face_dataset_gives_the_same_pairs(tmp_path):
+    datasets.DatasetDict({"pairs": datasets.Dataset.from_list(ROWS)}).save_to_disk(str(tmp_path / "hub"))
+    expected = load(tmp_path, ROWS)
+    source = {"kind": "hf", "path": str(tmp_path / "hub"), "split": "pairs"}
+    found = load_preferences(configuration(tmp_path, 1, {}, {"source": source}), Words())
+    assert found.train.rows == expected.train.rows
+    assert found.version == expected.version
 
 
 @pytest.mark.parametrize(
