@@ -93,9 +93,11 @@ class VllmEngine:
         return self._problem or "engine gave up"
 
     def refusal(self, sampling: sample_pb2.SamplingParameters, record: bool) -> str | None:
-        if not record or self._capture == "worker_extension" or self._config.sampling.truncates:
+        if not record or not _truncates(sampling):
             return None
-        if _truncates(sampling):
+        if (mode := self._config.rollout.logprobs_mode).startswith("raw"):
+            return f"top_k or top_p truncates, but rollout.logprobs_mode {mode} does not tell what was excluded"
+        if self._capture == "native" and not self._config.sampling.truncates:
             return "top_k or top_p truncates, but the engine runs without candidate capture (config: sampling)"
         return None
 

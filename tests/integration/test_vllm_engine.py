@@ -395,6 +395,10 @@ async def test_whatever_vllm_reports_becomes_the_log_prob_as_sampled(paths, mode
     other = VllmEngine(configuration(paths[1], mode, top_k=sampling.top_k, top_p=sampling.top_p), seed=7)
     await other.launch()
     try:
+        # A prompt brings sampling parameters of its own, which the configuration never saw.
+        for recorded, refused in ((True, mode.startswith("raw")), (False, False)):
+            assert (mode in (other.refusal(TOP_K, recorded) or "")) == refused
+        assert other.refusal(sampling, True) is None
         samples = await other.generate(PROMPT, sampling, ids(4), record=True)
     finally:
         await other.close()

@@ -72,6 +72,29 @@ def test_an_moe_critic_routes_by_itself():
         assert not torch.equal(policy(one)[0], policy(other)[0])
 
 
+def test_gradient_checkpointing_does_not_change_an_moe_critics_gradients():
+    found = []
+    for checkpointing in (False, True):
+        models = [make_model("qwen3_moe") for _ in range(2)]
+        for model in models:
+            if checkpointing:
+                model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        policy = Policy(models[0], critic=Critic(models[1]))
+        teach(policy.critic.value_head)
+        facts = policy.facts
+        batch = pack(make_samples(LENGTHS, routing=(facts.moe_layers, facts.experts, facts.experts_per_token)))
+        logprobs, _, values = policy(batch)
+        # The policy's record is still open: the critic's second forward must not see it.
+        (logprobs.sum() + values.square().sum()).backward()
+        policy.close_routing()
+        found.append({name: p.grad for name, p in policy.named_parameters() if p.grad is not None})
+    plain, checkpointed = found
+    assert plain.keys() == checkpointed.keys()
+    assert any(name.startswith("critic.trunk") and "gate" in name for name in plain)
+    for name, gradient in plain.items():
+        torch.testing.assert_close(checkpointed[name], gradient, rtol=0, atol=1e-6, msg=name)
+
+
 def test_it_is_read_from_a_directory_of_its_own(saved):
     policy = load_policy(saved, dtype="float32", critic_path=saved, gradient_checkpointing=True)
     batch = pack(make_samples(LENGTHS))
