@@ -1,7 +1,9 @@
 """The command line that the three services share."""
 
 import argparse
+import os
 import sys
+from typing import NoReturn
 
 from services.common.config import Config, ConfigError, load_config
 
@@ -18,6 +20,13 @@ def parse_service_arguments(service: str, argv: list[str] | None = None) -> Conf
         return load_config(arguments.config, arguments.overrides)
     except ConfigError as error:
         sys.exit(_usage(error))
+
+
+def leave(code: int) -> NoReturn:
+    """At once: threads of libraries must not keep a finished process alive."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _usage(error: ConfigError) -> int:

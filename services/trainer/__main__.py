@@ -1,6 +1,5 @@
 """python -m services.trainer --config FILE [--set section.key=value]; under torchrun for several ranks."""
 
-import os
 import signal
 import sys
 from collections.abc import Callable
@@ -15,7 +14,7 @@ from services.common.logs import configure_logs, get_logger
 from services.common.records import Records
 from services.common.redis_client import connect
 from services.common.server import BackgroundServer, ServiceServer
-from services.common.service_main import parse_service_arguments
+from services.common.service_main import leave, parse_service_arguments
 from services.common.weights import WeightFeed
 from services.trainer.checkpoint import Checkpoints
 from services.trainer.conductor import Conductor
@@ -52,11 +51,11 @@ def main() -> None:
     except (ConfigError, InvalidData, ValueError) as error:
         log.error("refused", reason=str(error))
         print(error, file=sys.stderr)  # noqa: T201
-        _leave(EXIT_USAGE)
+        leave(EXIT_USAGE)
     except (TrivetError, redis.RedisError, OSError) as error:
         log.error("failed", reason=f"{type(error).__name__}: {error}")
-        _leave(EXIT_FAILED)
-    _leave(EXIT_FINISHED if finished else EXIT_STOPPED)
+        leave(EXIT_FAILED)
+    leave(EXIT_FINISHED if finished else EXIT_STOPPED)
 
 
 def _run(config: Config) -> bool:
@@ -177,13 +176,6 @@ def _obey_signals(controls: Controls) -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
-
-
-def _leave(code: int) -> None:
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # Threads of libraries must not keep a finished trainer alive.
-    os._exit(code)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from services.common.config import Config
 from services.common.errors import InvalidData
@@ -26,7 +26,7 @@ IDENTITY_FILE = "engine.json"
 class Identity:
     """A checkpoint loads only where all of this is equal, but for how it is cut into shards: see Saved.
 
-    `parameters` and `dtype` are the model's, and the critic's.
+    `parameters` and `critic` digest names and shapes.
     """
 
     model_type: str
@@ -35,26 +35,20 @@ class Identity:
     zero_stage: int
     world_size: int
     value_head: bool = False
-    critic: bool = False
+    # Of a critic of its own; empty without one.
+    critic: str = ""
 
     @classmethod
     def of(cls, policy: Policy, config: Config, world_size: int) -> "Identity":
-        """To be taken before parameters are sharded. `parameters` digests names and shapes."""
-        modules = {"model": policy.model} | ({"critic": policy.critic} if policy.critic is not None else {})
-        lines = [
-            f"{part}.{name} {list(parameter.shape)}"
-            for part, module in modules.items()
-            for name, parameter in module.named_parameters()
-        ]
-        digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+        """To be taken before parameters are sharded."""
         return cls(
             policy.facts.model_type,
-            digest,
+            _digest("model", policy.model),
             config.model.dtype,
             config.trainer.zero_stage,
             world_size,
             policy.value_head is not None,
-            policy.critic is not None,
+            _digest("critic", policy.critic) if policy.critic is not None else "",
         )
 
 
@@ -71,6 +65,11 @@ class Saved:
     def is_cut_as(self, identity: Identity) -> bool:
         """Whether each rank finds the very shard that it would have written."""
         return (self.zero_stage, self.world_size) == (identity.zero_stage, identity.world_size)
+
+
+def _digest(part: str, module: nn.Module) -> str:
+    lines = [f"{part}.{name} {list(parameter.shape)}" for name, parameter in module.named_parameters()]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 
 def write_identity(directory: Path, identity: Identity, steps_applied: int, state_digest: str) -> None:
@@ -92,7 +91,7 @@ def check_identity(directory: Path, identity: Identity) -> Saved:
         if not isinstance(content, dict) or type(content.get(name)) is not int:
             raise InvalidData("checkpoint_incomplete", f"{path} has no {name}, expected a whole number")
     # A checkpoint that says nothing of a value head or a critic has none.
-    found = {"value_head": False, "critic": False, **content}
+    found = {"value_head": False, "critic": "", **content}
     expectations = dataclasses.asdict(identity)
     del expectations["world_size"]
     if (content["zero_stage"] == 3) == (identity.zero_stage == 3):

@@ -235,7 +235,7 @@ def test_a_separate_critic_trains_and_resumes_under_zero_3_with_two_ranks(
     assert result["resume_equal"]
     policy_rate, critic_rate = result["rates"]
     assert critic_rate == pytest.approx(3 * policy_rate)
-    assert "value_head is True, expected False" in result["shared"] or "parameters is" in result["shared"]
+    assert "value_head is True, expected False" in result["shared"]
     exported = load_file(directory / "export-critic-2" / "model.safetensors")
     assert exported.keys() == load_file(directory / "model/model.safetensors").keys()
 

@@ -1,13 +1,12 @@
 """python -m services.trainer.compare RUN [STEP ...] --algorithms grpo,gspo --output report.json: one process."""
 
 import argparse
-import os
-import sys
 from pathlib import Path
 
 from services.common.config import ConfigError
 from services.common.errors import InvalidData, TrivetError
 from services.common.logs import configure_logs, get_logger
+from services.common.service_main import leave
 from services.common.step_record import chosen_steps
 from services.trainer.compare.comparer import compare
 
@@ -48,8 +47,4 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    code = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # Threads of libraries must not keep a finished process alive.
-    os._exit(code)
+    leave(main())

@@ -1,14 +1,13 @@
 """python -m services.trainer.replay RUN STEP --output report.json; under torchrun for several ranks."""
 
 import argparse
-import os
-import sys
 from pathlib import Path
 
 from services.common.config import ConfigError
 from services.common.errors import InvalidData, TrivetError
 from services.common.logs import configure_logs, get_logger
 from services.common.replay_report import ReplayReport
+from services.common.service_main import leave
 from services.common.step_record import RecordedStep, consecutive_steps
 from services.trainer.reference import open_reference
 from services.trainer.replay.replayer import Replayer
@@ -67,8 +66,4 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    code = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # Threads of libraries must not keep a finished process alive.
-    os._exit(code)
+    leave(main())
