@@ -1,5 +1,4 @@
 import shutil
-import signal
 import threading
 import time
 from typing import Annotated
@@ -10,15 +9,16 @@ from rich.console import Console
 from services.cli.audit import audit
 from services.cli.compare import compare
 from services.cli.live import View
-from services.cli.observation import Observer
+from services.cli.observation import Observer, observing
 from services.cli.replay import replay
 from services.cli.report import plot, summary_table
 from services.cli.start import EXIT_FAILED, EXIT_STOPPED, ConfigFile, Overrides, load, prepare
 from services.cli.supervisor import RunFailed, Supervisor
 from services.common.config import Config
 from services.common.records import Records
+from services.common.signals import on_signals, tell_stacks
 
-REFRESH_SECONDS = 0.5
+POLL_SECONDS = 0.2
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.command()(audit)
@@ -29,6 +29,7 @@ app.command()(compare)
 @app.callback()
 def trivet() -> None:
     """Reinforcement-learning post-training for language models that stays stable while it scales."""
+    tell_stacks()
 
 
 @app.command()
@@ -47,11 +48,10 @@ def up(
     prepare(console, config)
     stop, hurry = threading.Event(), threading.Event()
 
-    def interrupt(*_: object) -> None:
+    def interrupt(_: int) -> None:
         (hurry if stop.is_set() else stop).set()
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, interrupt)
+    on_signals(interrupt)
     started = time.monotonic()
     supervisor = Supervisor(config, config_file, overrides or [])
     failure = None
@@ -78,11 +78,10 @@ def _watch(console: Console, config: Config, supervisor: Supervisor, stop: threa
     """True when the run is finished, False when it was interrupted."""
     observer = Observer(supervisor, config.run.name)
     console.print(f"run {config.run.name} in {config.run.path}; logs in {config.run.path / 'logs'}")
-    with View(console, config.run.name) as view:
-        while not stop.wait(REFRESH_SECONDS):
+    with View(console, config.run.name) as view, observing(observer, view.show):
+        while not stop.wait(POLL_SECONDS):
             if supervisor.finished():
                 return True
-            view.show(observer.observe())
     return False
 
 

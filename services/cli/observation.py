@@ -1,5 +1,8 @@
 """What the live view shows, asked of the services and of Redis."""
 
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import grpc
@@ -9,6 +12,7 @@ from trivet.v1 import rollout_pb2, rollout_pb2_grpc, trainer_pb2, trainer_pb2_gr
 from services.cli.supervisor import Supervisor
 
 TIMEOUT_SECONDS = 1.0
+REFRESH_SECONDS = 0.5
 STREAMS = ("prompts", "samples", "scored")
 
 
@@ -54,3 +58,21 @@ class Observer:
             return {name: self._redis.xlen(f"{self._run}:{name}") for name in STREAMS}
         except redis.RedisError:
             return {}
+
+
+@contextmanager
+def observing(observer: Observer, show: Callable[[Observation], None]) -> Iterator[None]:
+    """Shows what is seen from a thread of its own: a service slow to answer must not delay the end of a run."""
+    ended = threading.Event()
+
+    def look() -> None:
+        while not ended.wait(REFRESH_SECONDS):
+            show(observer.observe())
+
+    thread = threading.Thread(target=look, name="observer", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join(TIMEOUT_SECONDS)

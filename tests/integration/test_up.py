@@ -41,6 +41,17 @@ def up(directory: Path, *overrides: str) -> "subprocess.Popen[str]":
     )
 
 
+def rest_of(process: "subprocess.Popen[str]", timeout: float) -> str:
+    """What it still prints until it ends; of one that does not end, what its threads are doing."""
+    try:
+        return process.communicate(timeout=timeout)[0]
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGUSR1)
+        time.sleep(1.0)
+        process.kill()
+        pytest.fail(f"still running after {timeout} s:\n{process.communicate(timeout=10)[0]}")
+
+
 def processes_of(directory: Path) -> list[str]:
     """Every process of the run names its configuration or its Redis directory."""
     found = []
@@ -69,7 +80,7 @@ def test_ctrl_c_leaves_a_checkpoint_and_no_process_and_the_run_goes_on(run):
     wait_for_step(run, 1, first)
     interrupted = time.monotonic()
     first.send_signal(signal.SIGINT)
-    output, _ = first.communicate(timeout=30)
+    output = rest_of(first, 30)
     assert time.monotonic() - interrupted < 10
     assert first.returncode == 130, output
     assert "Go on with: trivet up" in output
@@ -78,7 +89,7 @@ def test_ctrl_c_leaves_a_checkpoint_and_no_process_and_the_run_goes_on(run):
     assert 1 <= stopped.state.step <= STEPS
 
     second = up(run)
-    output, _ = second.communicate(timeout=300)
+    output = rest_of(second, 300)
     assert second.returncode == 0, output
     assert "Before and after" in output
     assert processes_of(run) == []
@@ -94,14 +105,14 @@ def test_ctrl_c_leaves_a_checkpoint_and_no_process_and_the_run_goes_on(run):
 
 def test_a_wrong_configuration_is_refused_before_anything_starts(run):
     refused = up(run, "--set", "trainer.stepz=3")
-    output, _ = refused.communicate(timeout=60)
+    output = rest_of(refused, 60)
     assert refused.returncode == 2
     assert "trainer.stepz is not a known key" in output
 
 
 def test_an_unknown_scorer_ends_the_run_with_its_name(run):
     refused = up(run, "--set", "reward.scorers=[{name: oracle}]", "--set", "run.name=other")
-    output, _ = refused.communicate(timeout=120)
+    output = rest_of(refused, 120)
     assert refused.returncode == 1
     assert "oracle" in output
     assert "exact_match" in output
