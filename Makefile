@@ -12,7 +12,7 @@ CONFIG ?= configs/quickstart.yaml
 export OMP_NUM_THREADS ?= 1
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: install demo smollm2 test deploy-check containers-check check format proto proto-check schema lock clean
+.PHONY: install demo smollm2 test deploy-check containers-check gpu-check check format proto proto-check schema lock clean
 
 install: $(STAMP)
 
@@ -44,6 +44,10 @@ deploy-check: install
 containers-check: install
 	apt-get update -qq && apt-get install -y -qq --no-install-recommends docker.io iptables debootstrap
 	$(BIN)/python -m pytest tests/containers/check_compose.py -x
+
+# Line by line what works on this machine's GPU, in an environment with CUDA builds of torch and vLLM; under ten minutes.
+gpu-check:
+	PYTHONPATH=.:proto $(PYTHON) -m benchmarks.gpu_check
 
 check: install proto-check
 	$(BIN)/ruff check .

@@ -41,7 +41,14 @@ def base_arguments(config: Config, *, seed: int, cpu: bool) -> dict[str, Any]:
 def capture_arguments(config: Config, capture: Capture, *, moe: bool) -> dict[str, Any]:
     """Further arguments for one kind of capture. Raises ConfigError for an engine option that would make it inexact."""
     if capture == "native":
-        return {"enable_return_routed_experts": moe, "return_sampling_mask": config.sampling.truncates}
+        if moe and not config.rollout.engine.get("enable_prefix_caching", True):
+            raise ConfigError(
+                "rollout.engine.enable_prefix_caching is False, expected True: "
+                "vLLM keeps the routing that it returns beside its prefix cache (rollout.capture)"
+            )
+        # Where vLLM has no prefix caching by default, as for hybrid models, it returns no routing without it.
+        needed = {"enable_prefix_caching": True} if moe else {}
+        return {"enable_return_routed_experts": moe, "return_sampling_mask": config.sampling.truncates, **needed}
     for name, allowed in EXTENSION_NEEDS.items():
         given = config.rollout.engine.get(name, allowed)
         if given != allowed:

@@ -30,8 +30,10 @@ from services.rollout.engine import EngineFailed, EngineSample, LoadFailed
 from services.rollout.layout import check_layout, read_layout
 from services.rollout.outputs import native_replay, sample_from, weight_label
 from services.rollout.parcels import check_replay, open_parcel
+from services.rollout.refusals import candidate_refusal, seed_refusal, truncates
 from services.rollout.reported import Reported
 from services.rollout.tasks import together
+from services.rollout.update import load_paused
 
 MAX_RESTARTS = 3
 SHUTDOWN_SECONDS = 1.0
@@ -62,6 +64,7 @@ class VllmEngine:
         self._building: asyncio.Task[AsyncLLM] | None = None
         self._vocabulary = 0
         self._tied = False
+        self._seed_refusal: str | None = None
         self._closed = False
 
     async def launch(self) -> None:
@@ -93,13 +96,9 @@ class VllmEngine:
         return self._problem or "engine gave up"
 
     def refusal(self, sampling: sample_pb2.SamplingParameters, record: bool) -> str | None:
-        if not record or not _truncates(sampling):
-            return None
-        if (mode := self._config.rollout.logprobs_mode).startswith("raw"):
-            return f"top_k or top_p truncates, but rollout.logprobs_mode {mode} does not tell what was excluded"
-        if self._capture == "native" and not self._config.sampling.truncates:
-            return "top_k or top_p truncates, but the engine runs without candidate capture (config: sampling)"
-        return None
+        if sampling.HasField("seed") and self._seed_refusal is not None:
+            return self._seed_refusal
+        return candidate_refusal(sampling, record=record, config=self._config, capture=self._capture)
 
     async def generate(
         self,
@@ -157,7 +156,7 @@ class VllmEngine:
     ) -> list[EngineSample]:
         # A redelivered sample has the id of the one before; the worker must not mix their recordings up.
         keys = [f"{sample_id}#{next(self._numbers)}" for sample_id in sample_ids]
-        truncates = _truncates(sampling)
+        truncated = truncates(sampling)
         extension = record and self._capture == "worker_extension"
         replays: list[Replay | None] = [None] * len(keys)
         taken = False
@@ -173,10 +172,10 @@ class VllmEngine:
                 parcels = (await llm.collective_rpc("trivet_take", args=(keys, drop)))[0]
                 taken = True
                 replays = [
-                    open_parcel(parcel, key, candidates=truncates) for key, parcel in zip(keys, parcels, strict=True)
+                    open_parcel(parcel, key, candidates=truncated) for key, parcel in zip(keys, parcels, strict=True)
                 ]
             elif record:
-                replays = [native_replay(output, self._moe_layers, candidates=truncates) for output in outputs]
+                replays = [native_replay(output, self._moe_layers, candidates=truncated) for output in outputs]
         finally:
             if extension and not taken:
                 self._abandoned += keys
@@ -209,7 +208,7 @@ class VllmEngine:
             flat_logprobs=True,
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
-            extra_args={RECORD: {"id": key, "candidates": _truncates(sampling)}} if key is not None else None,
+            extra_args={RECORD: {"id": key, "candidates": truncates(sampling)}} if key is not None else None,
         )
 
     async def _load(self, weights: weights_pb2.WeightVersion) -> None:
@@ -246,8 +245,7 @@ class VllmEngine:
             await llm.resume_generation()
             raise LoadFailed("weights_timeout", f"running samples did not end within {seconds:g} seconds") from error
         async with asyncio.timeout(seconds):
-            await llm.collective_rpc("trivet_reload", args=(weights.path,))
-            await llm.update_weight_version(weight_label(weights))
+            await load_paused(llm, weights.path, weight_label(weights))
             self._weights = weights
             await llm.resume_generation()
 
@@ -295,6 +293,9 @@ class VllmEngine:
         self._building = None
         model = llm.model_config
         self._vocabulary = model.get_vocab_size()
+        self._seed_refusal = seed_refusal(
+            llm.vllm_config.scheduler_config, self.max_length, cpu=current_platform.is_cpu()
+        )
         self._tied = bool(getattr(model.hf_text_config, "tie_word_embeddings", False))
         self._tokenizer = llm.get_tokenizer()
         layers = await llm.collective_rpc("trivet_moe_layers")
@@ -401,7 +402,3 @@ def _initial_weights(path: Path) -> weights_pb2.WeightVersion:
     if any(path.glob("*.safetensors")):
         return describe_weights(path, 0)
     return weights_pb2.WeightVersion(version=0, path=str(path))
-
-
-def _truncates(sampling: sample_pb2.SamplingParameters) -> bool:
-    return sampling.temperature > 0 and (sampling.top_k > 0 or sampling.top_p < 1)

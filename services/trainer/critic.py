@@ -2,13 +2,14 @@
 
 from typing import Any, Literal
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from services.common.errors import InvalidData
 from services.trainer.model_probe import probe
 from services.trainer.packing import PackedBatch
-from services.trainer.pretrained import logit_rule, read_model
+from services.trainer.pretrained import Attention, logit_rule, read_model
 from services.trainer.value_head import ValueHead
 
 
@@ -44,12 +45,17 @@ def load_critic(
     gradient_checkpointing: bool,
     vocabulary: int,
     packs: bool,
+    attention: Attention = "auto",
+    device: torch.device | None = None,
 ) -> Critic:
     """From a Hugging Face directory or hub id; the value head starts at zero.
 
     Raises InvalidData for one that does not take the policy's tokens or packed samples.
     """
-    critic = Critic(read_model(path, dtype=dtype, gradient_checkpointing=gradient_checkpointing))
+    model = read_model(
+        path, dtype=dtype, gradient_checkpointing=gradient_checkpointing, attention=attention, device=device
+    )
+    critic = Critic(model)
     if critic.vocabulary < vocabulary:
         raise InvalidData(
             "critic_mismatch",

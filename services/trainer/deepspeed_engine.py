@@ -48,6 +48,8 @@ def open_engine(config: Config) -> "DeepSpeedEngine":
         gradient_checkpointing=config.trainer.gradient_checkpointing,
         value_head=judged and not separate,
         critic_path=config.algorithm.critic_path or config.model.path if separate else None,
+        attention=config.model.attention,
+        device=device,
     )
     return DeepSpeedEngine(config, policy, device, source=model_directory(config.model.path), leaves_group=joined)
 

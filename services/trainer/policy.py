@@ -12,7 +12,7 @@ from services.trainer.critic import Critic, load_critic
 from services.trainer.logprobs import LogProbHead, LogProbQuery
 from services.trainer.model_probe import Probe, probe
 from services.trainer.packing import PackedBatch
-from services.trainer.pretrained import logit_rule, read_model
+from services.trainer.pretrained import Attention, logit_rule, read_model
 from services.trainer.router_rules import Router, find_routers
 from services.trainer.routing import RoutingAgreement, RoutingReplay
 from services.trainer.value_head import ValueHead
@@ -126,12 +126,18 @@ def load_policy(
     gradient_checkpointing: bool = False,
     value_head: bool = False,
     critic_path: str | None = None,
+    attention: Attention = "auto",
+    device: torch.device | None = None,
 ) -> Policy:
-    """From a Hugging Face directory or hub id; on the CPU, in train mode. Raises InvalidData as Policy does.
+    """From a Hugging Face directory or hub id; in train mode. Raises InvalidData as Policy and read_model do.
+
+    On the CPU, whatever `device` it will compute on, but for flash_attention_2.
 
     With `critic_path` values come from a critic read from there. A value head starts at zero, whatever is on disk.
     """
-    model = read_model(path, dtype=dtype, gradient_checkpointing=gradient_checkpointing)
+    model = read_model(
+        path, dtype=dtype, gradient_checkpointing=gradient_checkpointing, attention=attention, device=device
+    )
     policy = Policy(model, keep_routing=keep_routing, value_head=value_head)
     if critic_path is not None:
         policy.critic = load_critic(
@@ -140,6 +146,8 @@ def load_policy(
             gradient_checkpointing=gradient_checkpointing,
             vocabulary=policy.facts.vocabulary,
             packs=policy.facts.packs,
+            attention=attention,
+            device=device,
         )
     return policy.train()
 

@@ -5,7 +5,10 @@ from typing import Any, Literal
 
 import torch
 
+from services.common.errors import InvalidData
 from services.trainer.logprobs import LogitRule
+
+Attention = Literal["auto", "sdpa", "eager", "flash_attention_2"]
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 CHECKPOINT_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
@@ -13,16 +16,57 @@ CHECKPOINT_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
 _RANDOM_SUFFIXES = ("dropout", "dropout_prob", "_pdrop", "jitter_noise", "jitter_eps")
 
 
-def read_model(path: str, *, dtype: Literal["float32", "bfloat16"], gradient_checkpointing: bool = False) -> Any:
-    """A transformers causal LM on the CPU."""
+def read_model(
+    path: str,
+    *,
+    dtype: Literal["float32", "bfloat16"],
+    gradient_checkpointing: bool = False,
+    attention: Attention = "auto",
+    device: torch.device | None = None,
+) -> Any:
+    """A transformers causal LM: on `device` under flash_attention_2, which runs nowhere else, else on the CPU.
+
+    Raises InvalidData for an attention that this dtype, device or model does not have.
+    """
     from transformers import AutoConfig, AutoModelForCausalLM
 
     directory = model_directory(path)
     config = _without_randomness(AutoConfig.from_pretrained(directory))
-    model = AutoModelForCausalLM.from_pretrained(directory, config=config, dtype=DTYPES[dtype])
+    check_attention(attention, dtype, device)
+    chosen = {} if attention == "auto" else {"attn_implementation": attention}
+    try:
+        model = AutoModelForCausalLM.from_pretrained(directory, config=config, dtype=DTYPES[dtype], **chosen)
+    except (ImportError, ValueError) as error:
+        if attention == "auto":
+            raise
+        raise InvalidData(
+            "attention_unsupported", f"model.attention is {attention}, which {config.model_type} cannot take ({error})"
+        ) from error
+    if attention == "flash_attention_2":
+        model.to(device)
     if gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return model
+
+
+def check_attention(attention: Attention, dtype: str, device: torch.device | None) -> None:
+    """Raises InvalidData where flash_attention_2 is asked for and cannot run."""
+    if attention != "flash_attention_2":
+        return
+    from transformers.utils import is_flash_attn_2_available
+
+    where = device.type if device is not None else "cpu"
+    if where != "cuda":
+        raise InvalidData(
+            "attention_unsupported", f"model.attention is flash_attention_2 on {where}, expected a CUDA device"
+        )
+    if dtype == "float32":
+        raise InvalidData("attention_unsupported", "model.attention is flash_attention_2 in float32, expected bfloat16")
+    # Asked here: where the package is missing, transformers looks for one on the hub.
+    if not is_flash_attn_2_available():
+        raise InvalidData(
+            "attention_unsupported", "model.attention is flash_attention_2, but the package flash-attn is not installed"
+        )
 
 
 def model_directory(path: str) -> Path:

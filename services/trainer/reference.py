@@ -41,14 +41,24 @@ class Reference:
 def load_reference(
     config: ReferenceConfig, model: ModelConfig, *, device: torch.device, keep_routing: bool = True
 ) -> Reference:
-    """`device` is the trainer's; under int8 the rest has model.dtype. Raises InvalidData as load_policy does."""
+    """`device` is the trainer's; under int8 the rest has model.dtype. Raises InvalidData as load_policy does.
+
+    A reference on the CPU or in float32 leaves model.attention's flash_attention_2 to the policy.
+    """
     dtype = config.dtype or model.dtype
+    wide = model.dtype if dtype == "int8" else dtype
+    own = torch.device("cpu") if config.device == "cpu" else device
+    fits = model.attention != "flash_attention_2" or (own.type == "cuda" and wide != "float32")
     policy = load_policy(
-        config.path or model.path, dtype=model.dtype if dtype == "int8" else dtype, keep_routing=keep_routing
+        config.path or model.path,
+        dtype=wide,
+        keep_routing=keep_routing,
+        attention=model.attention if fits else "auto",
+        device=own,
     )
     if dtype == "int8":
         quantize(policy.model)
-    return Reference(policy, torch.device("cpu") if config.device == "cpu" else device)
+    return Reference(policy, own)
 
 
 def check_reference(reference: ModelFacts, policy: ModelFacts, *, keep_routing: bool) -> None:

@@ -131,7 +131,7 @@ def paths(tmp_path_factory):
     return {seed: make_model(root / f"model-{seed}", seed) for seed in (1, 2, 3)}
 
 
-def configuration(path, mode="processed_logprobs", **sampling):
+def configuration(path, mode="processed_logprobs", *, engine=None, **sampling):
     return parse_config(
         {
             "run": {"name": "test"},
@@ -139,7 +139,7 @@ def configuration(path, mode="processed_logprobs", **sampling):
             "data": {"train": {"kind": "jsonl", "path": "unused.jsonl"}},
             "sampling": sampling,
             "reward": {"scorers": [{"name": "exact_match"}]},
-            "rollout": {"logprobs_mode": mode},
+            "rollout": {"logprobs_mode": mode, "engine": engine or {}},
             "trainer": {"device": "cpu"},
         }
     )
@@ -241,9 +241,28 @@ async def test_greedy_and_recorded_requests_share_a_batch(engine, paths):
         np.testing.assert_allclose(sample.logprobs, expected_logprobs(logits, sample, TOP_K), atol=1e-5, rtol=0)
 
 
-async def test_a_seed_gives_the_same_samples_again(engine):
+async def test_a_seed_is_refused_where_a_prompt_may_be_prefilled_in_parts(engine):
     seeded = sample_pb2.SamplingParameters(temperature=1.0, top_p=1.0, max_tokens=8, seed=11)
-    runs = [await engine.generate(PROMPT, seeded, ids(3), record=True) for _ in range(2)]
+    for recorded in (True, False):
+        assert "enable_chunked_prefill" in engine.refusal(seeded, recorded)
+        assert engine.refusal(PLAIN, recorded) is None
+
+
+async def test_a_seed_gives_the_same_samples_again(paths):
+    from services.rollout.vllm_engine import VllmEngine
+
+    # Each prompt fills most of a step: in parts, the second would end the engine.
+    long = [10 + i % 40 for i in range(1500)]
+    seeded = sample_pb2.SamplingParameters(temperature=1.0, top_p=1.0, max_tokens=8, seed=11)
+    whole = VllmEngine(
+        configuration(paths[1], engine={"enable_chunked_prefill": False, "max_num_batched_tokens": 2048}), seed=7
+    )
+    await whole.launch()
+    try:
+        assert whole.refusal(seeded, True) is None
+        runs = [await whole.generate(long, seeded, ids(3), record=True) for _ in range(2)]
+    finally:
+        await whole.close()
     tokens = [[sample.token_ids.tolist() for sample in run] for run in runs]
     assert tokens[0] == tokens[1]
     assert tokens[0][0] != tokens[0][1]

@@ -1,7 +1,7 @@
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from services.common.config.base import Section
 
@@ -53,6 +53,18 @@ class ModelConfig(Section):
     path: str = Field(description="a Hugging Face checkpoint: a directory or a hub id")
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     max_length: int = Field(2048, gt=1, description="tokens of prompt and completion together")
+    attention: Literal["auto", "sdpa", "eager", "flash_attention_2"] = Field(
+        "auto", description="the trainer's; auto is what transformers picks, flash_attention_2 needs a GPU and bfloat16"
+    )
+
+    @model_validator(mode="after")
+    def _attention(self) -> Self:
+        if self.attention == "flash_attention_2" and self.dtype == "float32":
+            raise ValueError(
+                "attention is 'flash_attention_2' and dtype 'float32', expected bfloat16 or another attention: "
+                "flash attention computes in half precision only"
+            )
+        return self
 
 
 class SamplingConfig(Section):

@@ -92,7 +92,14 @@ def _sample_and_load(
         try:
             path = find_weights(config, sampled.version, sampled.fingerprint)
             keep_routing = config.rl_stability.consistency.keep_routing
-            return sampled, path, load_policy(path, dtype=config.model.dtype, keep_routing=keep_routing)
+            policy = load_policy(
+                path,
+                dtype=config.model.dtype,
+                keep_routing=keep_routing,
+                attention=config.model.attention,
+                device=plain_device(config),
+            )
+            return sampled, path, policy
         except (InvalidData, OSError) as error:
             if not left or getattr(error, "code", "weights_unknown") != "weights_unknown":
                 raise

@@ -83,6 +83,8 @@ class Engines:
             gradient_checkpointing=config.trainer.gradient_checkpointing,
             value_head=kind == "shared",
             critic_path=(config.algorithm.critic_path or config.model.path) if kind == "separate" else None,
+            attention=config.model.attention,
+            device=plain_device(config),
         )
         return GradientEngine(policy, plain_device(config), self._step.record.steps_applied)
 

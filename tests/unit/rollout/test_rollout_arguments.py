@@ -60,11 +60,19 @@ def test_the_extension_refuses_what_would_make_it_inexact(engine):
     capture_arguments(config, "native", moe=True)
 
 
+def test_native_routing_needs_prefix_caching():
+    config = make_config({"enable_prefix_caching": False})
+    with pytest.raises(ConfigError, match=r"rollout.engine.enable_prefix_caching is False, expected True"):
+        capture_arguments(config, "native", moe=True)
+    assert "enable_prefix_caching" not in capture_arguments(config, "native", moe=False)
+
+
 def test_native_capture_asks_only_for_what_there_is():
     truncating, plain = make_config(top_k=20), make_config()
     assert capture_arguments(truncating, "native", moe=True) == {
         "enable_return_routed_experts": True,
         "return_sampling_mask": True,
+        "enable_prefix_caching": True,
     }
     assert capture_arguments(plain, "native", moe=False) == {
         "enable_return_routed_experts": False,
