@@ -1,16 +1,21 @@
 """Replay data beside the streams: in Redis, or in any fsspec store."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, Protocol, cast
 
 import fsspec
 import redis
 import xxhash
+from fsspec.implementations.local import LocalFileSystem
 from trivet.v1 import tensor_pb2
 
 from services.common import metrics
 from services.common.config import BlobConfig
 from services.common.errors import InvalidData, Unavailable
+from services.common.logs import get_logger
+
+log = get_logger(__name__)
 
 
 class BlobStore(Protocol):
@@ -21,7 +26,7 @@ class BlobStore(Protocol):
         """Raises InvalidData ("blob_missing", "blob_corrupt"), or Unavailable when the store does not answer."""
 
     def delete(self, references: Iterable[tensor_pb2.BlobReference]) -> None:
-        """Those already gone are passed over."""
+        """Those already gone are passed over. Where the store does not answer they are left behind, and counted."""
 
 
 def open_blobs(config: BlobConfig, client: redis.Redis, run: str) -> BlobStore:
@@ -52,35 +57,48 @@ class RedisBlobs:
 
 
 class FsspecBlobs:
+    """A store's own retries are what is tried; its credentials and address come from the environment, as it wants."""
+
     def __init__(self, config: BlobConfig, run: str) -> None:
         self._config = config
         self._files, root = cast(tuple[Any, str], fsspec.core.url_to_fs(config.url))
         self._root = f"{root.rstrip('/')}/{run}"
-        self._files.makedirs(self._root, exist_ok=True)
+        # An object store has no directories; asking for one would make a bucket of a misspelt name.
+        if isinstance(self._files, LocalFileSystem):
+            self._files.makedirs(self._root, exist_ok=True)
 
     def put(self, key: str, data: bytes) -> tensor_pb2.BlobReference:
         reference = _reference(f"{self._root}/{key.replace('/', '_')}", data, self._config.max_bytes)
-        try:
-            with metrics.BLOB_SECONDS.labels("put").time():
-                self._files.pipe_file(reference.key, data)
-        except OSError as error:
-            raise Unavailable("blob_store", f"blob {reference.key} could not be written ({error})") from error
+        with _telling(reference.key, "written"), metrics.BLOB_SECONDS.labels("put").time():
+            self._files.pipe_file(reference.key, data)
         return reference
 
     def get(self, reference: tensor_pb2.BlobReference) -> bytes:
-        try:
-            with metrics.BLOB_SECONDS.labels("get").time():
-                data = cast(bytes, self._files.cat_file(reference.key))
-        except FileNotFoundError:
-            return _checked(reference, None)
-        except OSError as error:
-            raise Unavailable("blob_store", f"blob {reference.key} could not be read ({error})") from error
+        data: bytes | None = None
+        with _telling(reference.key, "read"), metrics.BLOB_SECONDS.labels("get").time():
+            try:
+                data = self._files.cat_file(reference.key)
+            except FileNotFoundError:
+                data = None
         return _checked(reference, data)
 
     def delete(self, references: Iterable[tensor_pb2.BlobReference]) -> None:
         for reference in references:
-            if self._files.exists(reference.key):
-                self._files.rm_file(reference.key)
+            try:
+                with _telling(reference.key, "deleted"), suppress(FileNotFoundError):
+                    self._files.rm_file(reference.key)
+            except Unavailable as error:
+                log.warning("blobs left behind", first=reference.key, error=str(error))
+                return
+
+
+@contextmanager
+def _telling(key: str, done: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # each store's library has errors of its own, with no class in common
+        metrics.BLOB_FAILURES.labels("blob_store").inc()
+        raise Unavailable("blob_store", f"blob {key} could not be {done} ({error})") from error
 
 
 def _reference(key: str, data: bytes, limit: int) -> tensor_pb2.BlobReference:
