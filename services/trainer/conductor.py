@@ -125,7 +125,8 @@ class Conductor:
     def evaluate(self) -> dict[str, float] | None:
         """Issues the validation prompts and waits for them; None when the run is stopped meanwhile.
 
-        Nothing is published meanwhile, so every completion is of the same version. Raises Unavailable when time is up.
+        Nothing is published meanwhile, so every completion is of the same version. Raises Unavailable when nothing
+        comes for too long.
         """
         self.status.state = trainer_pb2.TRAINER_STATE_EVALUATING
         # A repeated evaluation of a step, after a restart, must not take the earlier one's results.
@@ -135,17 +136,19 @@ class Conductor:
         evaluation = Evaluation(evaluation_id, self.config.evaluation.success_reward, expected)
         self.intake.evaluation = evaluation
         self._prompts.add_all(prompts)
-        deadline = time.monotonic() + self.config.evaluation.timeout_seconds
+        patience = self.config.evaluation.timeout_seconds
+        deadline = time.monotonic() + patience
         while not evaluation.done:
             if self.controls.stop.is_set():
                 return None
             if time.monotonic() > deadline:
                 raise Unavailable(
                     "evaluation_timeout",
-                    f"{len(evaluation.missing)} of {len(expected)} evaluation groups did not come back within "
-                    f"{self.config.evaluation.timeout_seconds:.0f} s (evaluation.timeout_seconds)",
+                    f"{len(evaluation.missing)} of {len(expected)} evaluation groups are missing, and nothing came for "
+                    f"{patience:.0f} s (evaluation.timeout_seconds); entries waiting: {self.backlog()}",
                 )
-            self.intake.poll(POLL_SECONDS)
+            if self.intake.poll(POLL_SECONDS):
+                deadline = time.monotonic() + patience
         self.intake.evaluation = None
         return evaluation.metrics()
 

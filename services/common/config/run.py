@@ -88,4 +88,6 @@ class EvaluationConfig(Section):
     prompts: int = Field(64, ge=1)
     samples: int = Field(4, ge=0, description="sampled completions per prompt, beside the greedy one; 0 for none")
     success_reward: float = Field(1.0, description="a reward of at least this counts as correct")
-    timeout_seconds: float = Field(600.0, gt=0)
+    timeout_seconds: float = Field(
+        600.0, gt=0, description="no scored group for so long ends the run; the first waits for the rollouts' start"
+    )

@@ -296,6 +296,25 @@ def test_an_evaluation_that_does_not_come_back_is_an_error(config, redis_client)
         made.evaluate()
 
 
+def test_an_evaluation_may_take_long_while_results_come(config, redis_client, play, monkeypatch):
+    patient = config.evaluation.model_copy(update={"timeout_seconds": 10.0})
+    made = conductor(config.model_copy(update={"evaluation": patient}), redis_client)
+    now = 0.0
+    waiting = None
+
+    def one_more(_: float) -> int:
+        nonlocal now, waiting
+        now += 6.0
+        waiting = waiting or play.read()
+        made.intake.evaluation.add(play.group(waiting.pop().message))
+        return 1
+
+    monkeypatch.setattr("services.trainer.conductor.time.monotonic", lambda: now)
+    monkeypatch.setattr(made.intake, "poll", one_more)
+    assert made.evaluate()["sampled_accuracy"] == 0.5
+    assert now == 24.0
+
+
 def test_stop_and_save_come_before_training(config, redis_client):
     made = conductor(config, redis_client)
     made.controls.request_save()
