@@ -107,6 +107,12 @@ class Architecture:
         return self._attention_size + size
 
     @property
+    def largest_parameter(self) -> int:
+        """A layer's experts' gate and up projections, which transformers fuses; of a dense model the embedding."""
+        fused = self.experts.count * 2 * self.hidden * self.experts.size if self.experts else 0
+        return max(fused, self.vocabulary * self.hidden)
+
+    @property
     def kv_bytes_per_token(self) -> int:
         """In 16-bit numbers, over all layers."""
         return 2 * self.layers * self.attention.cached_values

@@ -137,7 +137,7 @@ TRAINER: tuple[Row, ...] = (
         "on each: sum / usable",
         lambda c: f"{size(c.memory.training)} / {size(_usable(c))}{_verdict(c, c.memory.training)}",
     ),
-    ("on each at start: the whole model", lambda c: f"{size(c.memory.start)}{_verdict(c, c.memory.start)}"),
+    ("on each at start: its part, a layer whole", lambda c: f"{size(c.memory.start)}{_verdict(c, c.memory.start)}"),
     ("host memory of a node at start", lambda c: size(host_memory_at_start(c.model, c.setup, c.assumptions))),
     ("step: compute / ZeRO traffic", lambda c: f"{seconds(c.step.compute)} / {seconds(c.step.traffic)}"),
 )

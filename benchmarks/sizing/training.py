@@ -52,7 +52,10 @@ def _mlp_activations(model: Architecture) -> int:
 
 @dataclass(frozen=True)
 class GpuMemory:
-    """Bytes on each GPU of the trainer, and what must fit before DeepSpeed has cut the model into shards."""
+    """Bytes on each GPU of the trainer, and what must fit while the model is read.
+
+    ZeRO-3 cuts a model as it is read, and then has one layer at a time whole to probe it. int8 is never cut.
+    """
 
     state: float
     # The largest layer whole, with its gradient: ZeRO-3 gathers it.
@@ -67,14 +70,16 @@ class GpuMemory:
 
 
 def gpu_memory(model: Architecture, setup: TrainerSetup) -> GpuMemory:
+    cut = setup.zero_stage == 3
+    part = setup.ranks if cut else 1
     per_token = activation_bytes_per_token(model, gradient_checkpointing=setup.gradient_checkpointing)
     held = REFERENCE_BYTES[setup.reference] if setup.reference_on_gpu else 0
     return GpuMemory(
         state=state_bytes(model.parameters, setup.ranks, setup.zero_stage),
-        gathered=4.0 * model.largest_layer if setup.zero_stage == 3 else 0.0,
-        reference=float(held * model.parameters),
+        gathered=4.0 * model.largest_layer if cut else 0.0,
+        reference=held * model.parameters / (part if setup.reference == "bfloat16" else 1),
         activations=per_token * setup.tokens_per_microbatch,
-        start=2.0 * model.parameters,
+        start=2.0 * model.parameters / part + (2.0 * model.largest_layer if cut else 0.0),
     )
 
 
@@ -96,12 +101,14 @@ class StepTime:
 
 
 def step_time(model: Architecture, work: Workload, setup: TrainerSetup, gpu: Gpu, assumptions: Assumptions) -> StepTime:
-    """ZeRO-3 gathers the parameters for each forward of the policy (training, measuring) and for backward, and scatters
-    gradients, 2 bytes a parameter each time and micro-batch. ZeRO-1 and 2 reduce gradients and gather parameters once.
+    """ZeRO-3 gathers the parameters for each forward of the policy (training, measuring) and for backward, scatters
+    gradients and gathers a reference that is cut, 2 bytes a parameter each time and micro-batch. ZeRO-1 and 2 reduce
+    gradients and gather parameters once.
     """
     flops = work.tokens * forwards(setup) * model.forward_flops(work.length)
     microbatches = math.ceil(work.tokens / (setup.tokens_per_microbatch * setup.ranks))
-    passes = 4 * microbatches if setup.zero_stage == 3 else 2
+    reference = setup.reference == "bfloat16" and setup.reference_on_gpu
+    passes = (4 + reference) * microbatches if setup.zero_stage == 3 else 2
     link = assumptions.nvlink if setup.ranks <= assumptions.gpus_per_node else assumptions.interconnect
     return StepTime(
         compute=flops / (setup.ranks * gpu.flops * assumptions.training_mfu),
@@ -110,5 +117,13 @@ def step_time(model: Architecture, work: Workload, setup: TrainerSetup, gpu: Gpu
 
 
 def host_memory_at_start(model: Architecture, setup: TrainerSetup, assumptions: Assumptions) -> float:
-    """Bytes on one node: every rank loads the whole model in bf16."""
-    return min(setup.ranks, assumptions.gpus_per_node) * 2.0 * model.parameters
+    """Bytes on one node, of bf16 weights that every rank of it takes in.
+
+    Under ZeRO-3 a parameter at a time: its parts as they are stored, fused, and fused again, at most. Elsewhere, and of
+    a reference that is int8 or stays on the CPU, the whole model.
+    """
+    whole = (
+        setup.zero_stage != 3 or setup.reference == "int8" or (setup.reference != "none" and not setup.reference_on_gpu)
+    )
+    taken = 2.0 * model.parameters if whole else 3 * 2.0 * model.largest_parameter
+    return min(setup.ranks, assumptions.gpus_per_node) * taken

@@ -10,6 +10,7 @@ from services.common.errors import InvalidData
 from services.trainer.model_probe import probe
 from services.trainer.packing import PackedBatch
 from services.trainer.pretrained import Attention, logit_rule, read_model
+from services.trainer.sharding import Sharding, whole_shape
 from services.trainer.value_head import ValueHead
 
 
@@ -19,15 +20,15 @@ class Critic(nn.Module):
     An MoE routes live here: what was recorded is the routing of the policy.
     """
 
-    def __init__(self, model: Any) -> None:
-        """`model` is a causal LM, whose output matrix is not kept."""
+    def __init__(self, model: Any, sharding: Sharding | None = None) -> None:
+        """`model` is a causal LM, whose output matrix is not kept; cut by `sharding`."""
         super().__init__()
         embeddings = model.get_input_embeddings().weight
-        self.packs = probe(model, [], logit_rule(model.config)).packs
-        self.vocabulary = int(embeddings.shape[0])
+        self.packs = probe(model, [], logit_rule(model.config), sharding).packs
+        self.vocabulary = whole_shape(embeddings)[0]
         self.model_type = str(model.config.model_type)
         self.trunk = model.base_model
-        self.value_head = ValueHead(model.get_output_embeddings().weight.shape[1]).to(embeddings.device)
+        self.value_head = ValueHead(whole_shape(model.get_output_embeddings().weight)[1]).to(embeddings.device)
 
     def forward(self, batch: PackedBatch) -> Float[Tensor, "tokens"]:
         """Before each completion token is chosen."""
@@ -47,15 +48,21 @@ def load_critic(
     packs: bool,
     attention: Attention = "auto",
     device: torch.device | None = None,
+    sharding: Sharding | None = None,
 ) -> Critic:
     """From a Hugging Face directory or hub id; the value head starts at zero.
 
     Raises InvalidData for one that does not take the policy's tokens or packed samples.
     """
     model = read_model(
-        path, dtype=dtype, gradient_checkpointing=gradient_checkpointing, attention=attention, device=device
+        path,
+        dtype=dtype,
+        gradient_checkpointing=gradient_checkpointing,
+        attention=attention,
+        device=device,
+        sharding=sharding,
     )
-    critic = Critic(model)
+    critic = Critic(model, sharding)
     if critic.vocabulary < vocabulary:
         raise InvalidData(
             "critic_mismatch",

@@ -1,5 +1,7 @@
 from typing import Any
 
+import torch
+
 from services.common.config import Config, ConfigError
 
 _OWNED = {
@@ -36,6 +38,14 @@ def deepspeed_config(config: Config) -> dict[str, Any]:
         "steps_per_print": None,
     }
     return _merge(own, extra)
+
+
+def inference_config(config: Config, dtype: torch.dtype) -> dict[str, Any]:
+    """Of a model beside the policy that is never trained, with parameters of `dtype`."""
+    found = deepspeed_config(config)
+    found["bf16"] = {"enabled": dtype == torch.bfloat16}
+    found["zero_optimization"].pop("offload_optimizer", None)
+    return found
 
 
 def _merge(base: dict[str, Any], extra: dict[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,6 @@
-"""The train engine on DeepSpeed ZeRO. No other module imports deepspeed."""
+"""The train engine on DeepSpeed ZeRO. Only this module and zero_sharding import deepspeed."""
 
 import os
-from collections.abc import Mapping
 from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
@@ -15,15 +14,18 @@ from torch import Tensor
 from services.common.config import Config
 from services.common.errors import InvalidData
 from services.trainer import engine_checkpoint, zero_state
+from services.trainer.buffers import keeping_buffers
 from services.trainer.deepspeed_config import deepspeed_config
 from services.trainer.engine import PolicyOutput, Reduction, StepResult
-from services.trainer.export import copy_tokenizer, write_model
+from services.trainer.export import copy_tokenizer, separate_tensors, stream_model, write_model
 from services.trainer.objective import find_algorithm
 from services.trainer.optimizer import build_optimizer, parameter_groups, set_learning_rates
 from services.trainer.packing import PackedBatch
 from services.trainer.policy import ModelFacts, Policy, load_policy
 from services.trainer.pretrained import model_directory
 from services.trainer.universal_checkpoint import DONE, UNIVERSAL_TAG, Conversion
+from services.trainer.weight_source import WeightSource, whole_tensors
+from services.trainer.zero_sharding import ZeroSharding
 
 DEEPSPEED_TAG = "deepspeed"
 MIN_COLLECTIVE_SECONDS = 600.0
@@ -40,7 +42,8 @@ def open_engine(config: Config) -> "DeepSpeedEngine":
     judged = find_algorithm(config.algorithm.name).value is not None
     separate = judged and config.algorithm.critic == "separate"
     joined = not dist.is_initialized()
-    device = _join_process_group(config)
+    device = join_process_group(config)
+    sharding = ZeroSharding(config, device) if config.trainer.zero_stage == 3 else None
     policy = load_policy(
         config.model.path,
         dtype=config.model.dtype,
@@ -50,35 +53,47 @@ def open_engine(config: Config) -> "DeepSpeedEngine":
         critic_path=config.algorithm.critic_path or config.model.path if separate else None,
         attention=config.model.attention,
         device=device,
+        sharding=sharding,
     )
-    return DeepSpeedEngine(config, policy, device, source=model_directory(config.model.path), leaves_group=joined)
+    source = model_directory(config.model.path)
+    return DeepSpeedEngine(config, policy, device, source=source, sharding=sharding, leaves_group=joined)
 
 
 class DeepSpeedEngine:
     def __init__(
-        self, config: Config, policy: Policy, device: torch.device, *, source: Path, leaves_group: bool
+        self,
+        config: Config,
+        policy: Policy,
+        device: torch.device,
+        *,
+        source: Path,
+        sharding: ZeroSharding | None,
+        leaves_group: bool,
     ) -> None:
-        """`source` is the directory whose tokenizer goes into exports; `leaves_group` makes `close` end the group."""
+        """`source` is the directory whose tokenizer goes into exports; `leaves_group` makes `close` end the group.
+
+        `sharding` is what has cut `policy`.
+        """
         import deepspeed
 
         self._config = config
         self._policy = policy
         self._device = device
         self._source = source
+        self._sharding = sharding
         self._leaves_group = leaves_group
         self._identity = engine_checkpoint.Identity.of(policy, config, dist.get_world_size())
         self._total_steps = config.trainer.steps * config.trainer.minibatches * config.trainer.epochs
         self._steps_applied = 0
-        buffers = {name: buffer.clone() for name, buffer in policy.named_buffers()}
         groups = parameter_groups(policy, config)
         self._peaks = [group.peak for group in groups]
-        self._engine, self._optimizer, _, _ = deepspeed.initialize(
-            model=policy,
-            optimizer=build_optimizer(groups, config),
-            config=deepspeed_config(config),
-            dist_init_required=False,
-        )
-        _restore_buffers(policy, buffers)
+        with keeping_buffers(policy):
+            self._engine, self._optimizer, _, _ = deepspeed.initialize(
+                model=policy,
+                optimizer=build_optimizer(groups, config),
+                config=deepspeed_config(config),
+                dist_init_required=False,
+            )
 
     @property
     def rank(self) -> int:
@@ -91,6 +106,10 @@ class DeepSpeedEngine:
     @property
     def device(self) -> torch.device:
         return self._device
+
+    @property
+    def sharding(self) -> ZeroSharding | None:
+        return self._sharding
 
     @property
     def facts(self) -> ModelFacts:
@@ -159,10 +178,21 @@ class DeepSpeedEngine:
         gathered = torch.cat(ranks).cpu().numpy().tobytes()
         return xxhash.xxh3_128_hexdigest(gathered + self._steps_applied.to_bytes(8, "little"))
 
+    def weight_source(self) -> WeightSource:
+        return WeightSource(self._policy.model, self._sharding)
+
     def export(self, directory: Path) -> None:
-        state = self._gather_state()
+        model = self._policy.model
+        pieces = separate_tensors(model, self._sharding)
+        if pieces is None:
+            state = self._gather_state()
+            if self.rank == 0:
+                write_model(model, state, directory)
+        elif self.rank == 0:
+            stream_model(model, pieces, directory)
+        else:
+            pieces.gather()
         if self.rank == 0:
-            write_model(self._policy.model, state, directory)
             copy_tokenizer(self._source, directory)
         self.barrier()
 
@@ -218,23 +248,11 @@ class DeepSpeedEngine:
 
     def _gather_state(self) -> dict[str, Tensor]:
         """Whole parameters and persistent buffers on the CPU of rank 0; empty elsewhere. Each rank must call it."""
-        import deepspeed
-
-        model = self._policy.model
-        state: dict[str, Tensor] = {}
-        for name, parameter in model.named_parameters():
-            with deepspeed.zero.GatheredParameters([parameter], enabled=self._config.trainer.zero_stage == 3):
-                if self.rank == 0:
-                    state[name] = parameter.detach().to("cpu", copy=True)
-        if self.rank == 0:
-            persistent = model.state_dict().keys()
-            state.update(
-                {name: buffer.to("cpu", copy=True) for name, buffer in model.named_buffers() if name in persistent}
-            )
-        return state
+        tensors = whole_tensors(self._policy.model, self._sharding)
+        return {name: tensor.to("cpu", copy=True) for name, tensor in tensors if self.rank == 0}
 
 
-def _join_process_group(config: Config) -> torch.device:
+def join_process_group(config: Config) -> torch.device:
     wanted = config.trainer.device
     if wanted == "cuda" and not torch.cuda.is_available():
         raise InvalidData("device_missing", "trainer.device is cuda, but torch sees no CUDA device")
@@ -258,13 +276,3 @@ def _join_process_group(config: Config) -> torch.device:
     if not dist.is_initialized():
         deepspeed.init_distributed("nccl" if cuda else "gloo", timeout=patience, verbose=False)
     return device
-
-
-def _restore_buffers(policy: Policy, buffers: Mapping[str, Tensor]) -> None:
-    """DeepSpeed casts buffers to bf16 with the parameters; rotary frequencies and routing biases need their digits."""
-    for name, original in buffers.items():
-        owner, _, leaf = name.rpartition(".")
-        module = policy.get_submodule(owner)
-        current = module.get_buffer(leaf)
-        if current.dtype != original.dtype:
-            module._buffers[leaf] = original.to(current.device)

@@ -11,6 +11,8 @@ from torch import Tensor
 from services.trainer.packing import PackedBatch
 from services.trainer.policy import ModelFacts
 from services.trainer.routing import RoutingAgreement
+from services.trainer.sharding import Sharding
+from services.trainer.weight_source import WeightSource
 
 Reduction = Literal["sum", "min", "max"]
 
@@ -58,6 +60,11 @@ class TrainEngine(Protocol):
     def device(self) -> torch.device: ...
 
     @property
+    def sharding(self) -> Sharding | None:
+        """How models beside the policy are spread over the ranks; None where each rank has its own."""
+        ...
+
+    @property
     def facts(self) -> ModelFacts: ...
 
     @property
@@ -100,6 +107,10 @@ class TrainEngine(Protocol):
 
     def export(self, directory: Path) -> None:
         """A Hugging Face checkpoint that transformers and vLLM load, tokenizer included."""
+        ...
+
+    def weight_source(self) -> WeightSource:
+        """The policy's tensors as `export` writes them; made alike on every rank. Raises InvalidData."""
         ...
 
     def broadcast_bytes(self, data: bytes | None) -> bytes:

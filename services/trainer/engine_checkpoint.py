@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from services.common.config import Config
 from services.common.errors import InvalidData
 from services.trainer.policy import Policy
+from services.trainer.sharding import whole_shape
 
 IDENTITY_FILE = "engine.json"
 
@@ -40,7 +41,6 @@ class Identity:
 
     @classmethod
     def of(cls, policy: Policy, config: Config, world_size: int) -> "Identity":
-        """To be taken before parameters are sharded."""
         return cls(
             policy.facts.model_type,
             _digest("model", policy.model),
@@ -68,7 +68,7 @@ class Saved:
 
 
 def _digest(part: str, module: nn.Module) -> str:
-    lines = [f"{part}.{name} {list(parameter.shape)}" for name, parameter in module.named_parameters()]
+    lines = [f"{part}.{name} {list(whole_shape(parameter))}" for name, parameter in module.named_parameters()]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 

@@ -10,12 +10,13 @@ from torch import Tensor
 from services.trainer.engine import PolicyOutput, Reduction, StepResult
 from services.trainer.packing import PackedBatch
 from services.trainer.policy import ModelFacts, Policy
+from services.trainer.weight_source import WeightSource
 
 
 class GradientEngine:
     """`steps_applied` is what the recorded step started with, and stays so."""
 
-    rank, world_size = 0, 1
+    rank, world_size, sharding = 0, 1, None
 
     def __init__(self, policy: Policy, device: torch.device, steps_applied: int) -> None:
         self._policy, self._device, self._steps_applied = policy.to(device), device, steps_applied
@@ -74,6 +75,9 @@ class GradientEngine:
 
     def export(self, directory: Path) -> None:
         raise NotImplementedError("nothing changes here that could be exported")
+
+    def weight_source(self) -> WeightSource:
+        return WeightSource(self._policy.model, None)
 
     def broadcast_bytes(self, data: bytes | None) -> bytes:
         if data is None:

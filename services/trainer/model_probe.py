@@ -9,8 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from services.common.errors import InvalidData
+from services.trainer.gathering import gathered_by_layer
 from services.trainer.logprobs import LogitRule
 from services.trainer.router_rules import Output, Router, check_rule
+from services.trainer.sharding import Sharding, whole, whole_shape
 
 FIRST, SECOND = 4, 3
 # Of the largest logit; the model multiplies in its own type.
@@ -25,20 +27,21 @@ class Probe:
     packs: bool
 
 
-def probe(model: Any, routers: Sequence[Router], rule: LogitRule) -> Probe:
+def probe(model: Any, routers: Sequence[Router], rule: LogitRule, sharding: Sharding | None = None) -> Probe:
     """Packs two short sequences and looks at everything on the way.
 
     Raises InvalidData when a router's rule does not give the router's weights, a router stays unused, or the logits are
     not the rule of hidden state and output matrix.
     """
-    seen = _watch(model, routers)
+    with gathered_by_layer(model, sharding):
+        seen = _watch(model, routers)
+        leaked, own = _influence(seen)
     for router in routers:
         if len(seen.routed.get(router.name, [])) != 1:
             calls = len(seen.routed.get(router.name, []))
             raise InvalidData("router_unsupported", f"{router.name} routed {calls} times in one forward, expected once")
         check_rule(router, seen.routed[router.name][0])
-    _check_logits(model, seen, rule)
-    leaked, own = _influence(seen)
+    _check_logits(model, seen, rule, sharding)
     packs = leaked == 0 and own > 0
     if not routers:
         return Probe(0, 0, 0, packs)
@@ -63,7 +66,7 @@ class _Seen:
 
 def _watch(model: Any, routers: Sequence[Router]) -> _Seen:
     embedding = model.get_input_embeddings()
-    vocabulary = embedding.weight.shape[0]
+    vocabulary = whole_shape(embedding.weight)[0]
     ids = (torch.arange(FIRST + SECOND, device=embedding.weight.device) * 7 + 1) % vocabulary
     positions = torch.cat([torch.arange(FIRST), torch.arange(SECOND)]).to(ids.device)
     found: dict[str, Tensor] = {}
@@ -96,10 +99,10 @@ def _watch(model: Any, routers: Sequence[Router]) -> _Seen:
     return _Seen(found["embeddings"], found["hidden"], output.logits, routed)
 
 
-def _check_logits(model: Any, seen: _Seen, rule: LogitRule) -> None:
+def _check_logits(model: Any, seen: _Seen, rule: LogitRule, sharding: Sharding | None) -> None:
     output = model.get_output_embeddings()
     wide = torch.promote_types(seen.hidden.dtype, torch.float32)
-    with torch.no_grad():
+    with torch.no_grad(), whole(output.parameters(), sharding):
         raw = seen.hidden.to(wide) @ output.weight.to(wide).t()
         bias = getattr(output, "bias", None)
         ours = rule.apply(raw if bias is None else raw + bias.to(wide))

@@ -10,6 +10,7 @@ from torch import nn
 from services.common.config import Config
 from services.trainer.policy import Policy
 from services.trainer.schedule import learning_rate
+from services.trainer.sharding import whole_shape
 
 
 @dataclass(frozen=True)
@@ -33,8 +34,8 @@ def parameter_groups(policy: Policy, config: Config) -> list[ParameterGroup]:
         (critic, settings.learning_rate if rate is None else rate),
     ):
         trained = [parameter for parameter in parameters if parameter.requires_grad]
-        groups.append(ParameterGroup([p for p in trained if p.ndim > 1], settings.weight_decay, peak))
-        groups.append(ParameterGroup([p for p in trained if p.ndim <= 1], 0.0, peak))
+        groups.append(ParameterGroup([p for p in trained if len(whole_shape(p)) > 1], settings.weight_decay, peak))
+        groups.append(ParameterGroup([p for p in trained if len(whole_shape(p)) <= 1], 0.0, peak))
     return [group for group in groups if group.parameters]
 
 

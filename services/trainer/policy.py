@@ -12,9 +12,10 @@ from services.trainer.critic import Critic, load_critic
 from services.trainer.logprobs import LogProbHead, LogProbQuery
 from services.trainer.model_probe import Probe, probe
 from services.trainer.packing import PackedBatch
-from services.trainer.pretrained import Attention, logit_rule, read_model
+from services.trainer.pretrained import DTYPES, Attention, logit_rule, read_model
 from services.trainer.router_rules import Router, find_routers
 from services.trainer.routing import RoutingAgreement, RoutingReplay
+from services.trainer.sharding import Sharding, whole_shape
 from services.trainer.value_head import ValueHead
 
 
@@ -38,9 +39,17 @@ class Policy(nn.Module):
     """
 
     def __init__(
-        self, model: Any, *, keep_routing: bool = True, value_head: bool = False, critic: Critic | None = None
+        self,
+        model: Any,
+        *,
+        keep_routing: bool = True,
+        value_head: bool = False,
+        critic: Critic | None = None,
+        sharding: Sharding | None = None,
     ) -> None:
         """Values come from a `value_head` on the policy's trunk or from a `critic` of its own; not from both.
+
+        `sharding` is what has cut `model`.
 
         Raises InvalidData for a family whose routing (with `keep_routing`) or logits cannot be computed exactly.
         """
@@ -52,11 +61,11 @@ class Policy(nn.Module):
             )
         routers = _routers(model, keep_routing)
         rule = logit_rule(model.config)
-        seen = probe(model, routers, rule)
+        seen = probe(model, routers, rule, sharding)
         self.model = model
         output = model.get_output_embeddings()
         self.head = LogProbHead(output.weight, getattr(output, "bias", None))
-        self.value_head = ValueHead(output.weight.shape[1]).to(output.weight.device) if value_head else None
+        self.value_head = ValueHead(whole_shape(output.weight)[1]).to(output.weight.device) if value_head else None
         self.critic = critic
         self._rule = rule
         self.facts = _facts(model, output, seen)
@@ -128,17 +137,24 @@ def load_policy(
     critic_path: str | None = None,
     attention: Attention = "auto",
     device: torch.device | None = None,
+    sharding: Sharding | None = None,
 ) -> Policy:
     """From a Hugging Face directory or hub id; in train mode. Raises InvalidData as Policy and read_model do.
 
-    On the CPU, whatever `device` it will compute on, but for flash_attention_2.
+    On the CPU, whatever `device` it will compute on, but for a flash kernel. With `sharding` all parameters are cut
+    and all ranks call this alike.
 
     With `critic_path` values come from a critic read from there. A value head starts at zero, whatever is on disk.
     """
     model = read_model(
-        path, dtype=dtype, gradient_checkpointing=gradient_checkpointing, attention=attention, device=device
+        path,
+        dtype=dtype,
+        gradient_checkpointing=gradient_checkpointing,
+        attention=attention,
+        device=device,
+        sharding=sharding,
     )
-    policy = Policy(model, keep_routing=keep_routing, value_head=value_head)
+    policy = Policy(model, keep_routing=keep_routing, value_head=value_head, sharding=sharding)
     if critic_path is not None:
         policy.critic = load_critic(
             critic_path,
@@ -148,7 +164,10 @@ def load_policy(
             packs=policy.facts.packs,
             attention=attention,
             device=device,
+            sharding=sharding,
         )
+    if sharding is not None:
+        sharding.cut(policy.parameters(), DTYPES[dtype])
     return policy.train()
 
 
@@ -164,7 +183,7 @@ def _routers(model: nn.Module, keep_routing: bool) -> list[Router]:
 def _facts(model: Any, output: Any, seen: Probe) -> ModelFacts:
     return ModelFacts(
         model.config.model_type,
-        output.weight.shape[0],
+        whole_shape(output.weight)[0],
         seen.moe_layers,
         seen.experts,
         seen.experts_per_token,

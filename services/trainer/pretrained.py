@@ -7,9 +7,14 @@ import torch
 
 from services.common.errors import InvalidData
 from services.trainer.logprobs import LogitRule
+from services.trainer.sharded_model import read_sharded
+from services.trainer.sharding import Sharding
+from services.trainer.varlen_attention import NAME, register_varlen_attention
 
-Attention = Literal["auto", "sdpa", "eager", "flash_attention_2"]
+Attention = Literal["auto", "sdpa", "eager", "varlen", "flash_attention_2"]
 
+# Kernels for packed rows, in half precision and on GPUs only.
+FLASH = ("varlen", "flash_attention_2")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 CHECKPOINT_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
 # A policy is a function of its tokens: whatever is random in training is off.
@@ -23,26 +28,32 @@ def read_model(
     gradient_checkpointing: bool = False,
     attention: Attention = "auto",
     device: torch.device | None = None,
+    sharding: Sharding | None = None,
 ) -> Any:
-    """A transformers causal LM: on `device` under flash_attention_2, which runs nowhere else, else on the CPU.
+    """A transformers causal LM: on `device` with `sharding`, which cuts it, or under a flash kernel, which runs nowhere
+    else; else on the CPU.
 
-    Raises InvalidData for an attention that this dtype, device or model does not have.
+    Raises InvalidData for an attention that this dtype, device or model does not have, and as read_sharded does.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
     directory = model_directory(path)
     config = _without_randomness(AutoConfig.from_pretrained(directory))
     check_attention(attention, dtype, device)
-    chosen = {} if attention == "auto" else {"attn_implementation": attention}
+    chosen = {} if attention == "auto" else {"attn_implementation": _implementation(attention)}
     try:
-        model = AutoModelForCausalLM.from_pretrained(directory, config=config, dtype=DTYPES[dtype], **chosen)
+        if sharding is None:
+            model = AutoModelForCausalLM.from_pretrained(directory, config=config, dtype=DTYPES[dtype], **chosen)
+        else:
+            model = read_sharded(directory, config, DTYPES[dtype], sharding, **chosen)
     except (ImportError, ValueError) as error:
         if attention == "auto":
             raise
         raise InvalidData(
             "attention_unsupported", f"model.attention is {attention}, which {config.model_type} cannot take ({error})"
         ) from error
-    if attention == "flash_attention_2":
+    if attention in FLASH or sharding is not None:
+        # Of a model that is cut only the buffers move.
         model.to(device)
     if gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
@@ -50,23 +61,29 @@ def read_model(
 
 
 def check_attention(attention: Attention, dtype: str, device: torch.device | None) -> None:
-    """Raises InvalidData where flash_attention_2 is asked for and cannot run."""
-    if attention != "flash_attention_2":
+    """Raises InvalidData where a flash kernel is asked for and cannot run."""
+    if attention not in FLASH:
         return
     from transformers.utils import is_flash_attn_2_available
 
     where = device.type if device is not None else "cpu"
     if where != "cuda":
-        raise InvalidData(
-            "attention_unsupported", f"model.attention is flash_attention_2 on {where}, expected a CUDA device"
-        )
+        raise InvalidData("attention_unsupported", f"model.attention is {attention} on {where}, expected a CUDA device")
     if dtype == "float32":
-        raise InvalidData("attention_unsupported", "model.attention is flash_attention_2 in float32, expected bfloat16")
+        raise InvalidData("attention_unsupported", f"model.attention is {attention} in float32, expected bfloat16")
     # Asked here: where the package is missing, transformers looks for one on the hub.
-    if not is_flash_attn_2_available():
+    if attention == "flash_attention_2" and not is_flash_attn_2_available():
         raise InvalidData(
             "attention_unsupported", "model.attention is flash_attention_2, but the package flash-attn is not installed"
         )
+
+
+def _implementation(attention: Attention) -> str:
+    """As transformers names it."""
+    if attention != "varlen":
+        return attention
+    register_varlen_attention()
+    return NAME
 
 
 def model_directory(path: str) -> Path:

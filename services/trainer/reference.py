@@ -12,7 +12,9 @@ from services.trainer.configured import needs_reference
 from services.trainer.engine import TrainEngine
 from services.trainer.packing import PackedBatch
 from services.trainer.policy import ModelFacts, Policy, load_policy
+from services.trainer.pretrained import FLASH
 from services.trainer.quantization import quantize
+from services.trainer.sharding import Sharding
 
 
 class Reference:
@@ -22,13 +24,12 @@ class Reference:
     so that the KL term compares two distributions over the same set.
     """
 
-    def __init__(self, policy: Policy, device: torch.device) -> None:
-        self._policy = policy.eval().requires_grad_(False).to(device)
+    def __init__(self, policy: Policy, device: torch.device, sharding: Sharding | None = None) -> None:
+        """`sharding` is what has cut `policy`: then `logprobs` is for all ranks to call alike."""
+        self.facts: ModelFacts = policy.facts
+        policy.eval().requires_grad_(False)
+        self._policy = policy.to(device) if sharding is None else sharding.inference(policy)
         self._device = device
-
-    @property
-    def facts(self) -> ModelFacts:
-        return self._policy.facts
 
     def logprobs(self, batch: PackedBatch, *, keep_routing: bool = True) -> Float[Tensor, "tokens"]:
         """On the batch's device."""
@@ -39,26 +40,35 @@ class Reference:
 
 
 def load_reference(
-    config: ReferenceConfig, model: ModelConfig, *, device: torch.device, keep_routing: bool = True
+    config: ReferenceConfig,
+    model: ModelConfig,
+    *,
+    device: torch.device,
+    keep_routing: bool = True,
+    sharding: Sharding | None = None,
 ) -> Reference:
     """`device` is the trainer's; under int8 the rest has model.dtype. Raises InvalidData as load_policy does.
 
-    A reference on the CPU or in float32 leaves model.attention's flash_attention_2 to the policy.
+    `sharding` cuts a reference that is neither int8 nor on the CPU beside a trainer that is not: those are whole on
+    each rank.
+    A reference on the CPU or in float32 leaves a flash kernel of model.attention to the policy.
     """
     dtype = config.dtype or model.dtype
     wide = model.dtype if dtype == "int8" else dtype
     own = torch.device("cpu") if config.device == "cpu" else device
-    fits = model.attention != "flash_attention_2" or (own.type == "cuda" and wide != "float32")
+    cuts = None if dtype == "int8" or own.type != device.type else sharding
+    fits = model.attention not in FLASH or (own.type == "cuda" and wide != "float32")
     policy = load_policy(
         config.path or model.path,
         dtype=wide,
         keep_routing=keep_routing,
         attention=model.attention if fits else "auto",
         device=own,
+        sharding=cuts,
     )
     if dtype == "int8":
         quantize(policy.model)
-    return Reference(policy, own)
+    return Reference(policy, own, cuts)
 
 
 def check_reference(reference: ModelFacts, policy: ModelFacts, *, keep_routing: bool) -> None:
@@ -79,6 +89,12 @@ def open_reference(config: Config, engine: TrainEngine) -> Reference | None:
     if not needs_reference(config):
         return None
     keep_routing = config.rl_stability.consistency.keep_routing
-    reference = load_reference(config.reference, config.model, device=engine.device, keep_routing=keep_routing)
+    reference = load_reference(
+        config.reference,
+        config.model,
+        device=engine.device,
+        keep_routing=keep_routing,
+        sharding=engine.sharding,
+    )
     check_reference(reference.facts, engine.facts, keep_routing=keep_routing)
     return reference

@@ -53,15 +53,17 @@ class ModelConfig(Section):
     path: str = Field(description="a Hugging Face checkpoint: a directory or a hub id")
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     max_length: int = Field(2048, gt=1, description="tokens of prompt and completion together")
-    attention: Literal["auto", "sdpa", "eager", "flash_attention_2"] = Field(
-        "auto", description="the trainer's; auto is what transformers picks, flash_attention_2 needs a GPU and bfloat16"
+    attention: Literal["auto", "sdpa", "eager", "varlen", "flash_attention_2"] = Field(
+        "auto",
+        description="the trainer's; auto is what transformers picks, varlen torch's flash kernel for packed samples, "
+        "flash_attention_2 that of the package flash-attn; both need a GPU and bfloat16",
     )
 
     @model_validator(mode="after")
     def _attention(self) -> Self:
-        if self.attention == "flash_attention_2" and self.dtype == "float32":
+        if self.attention in {"varlen", "flash_attention_2"} and self.dtype == "float32":
             raise ValueError(
-                "attention is 'flash_attention_2' and dtype 'float32', expected bfloat16 or another attention: "
+                f"attention is {self.attention!r} and dtype 'float32', expected bfloat16 or another attention: "
                 "flash attention computes in half precision only"
             )
         return self

@@ -160,16 +160,28 @@ def test_trainer_memory() -> None:
     memory = gpu_memory(DENSE_8B, SETUP)
     assert memory.state == 2 * DENSE_8B.parameters
     assert memory.gathered == 4 * DENSE_8B.largest_layer
-    assert memory.reference == 2 * DENSE_8B.parameters
+    assert memory.reference == 2 * DENSE_8B.parameters / 8
     # A layer: 4·4096 + 128·(2·32 + 2·8) + 4·12288 numbers of 2 bytes; and each layer's input.
     layer = 2 * (16_384 + 10_240 + 49_152)
     assert memory.activations == 1000 * (layer + 2 * 36 * 4096)
     assert activation_bytes_per_token(DENSE_8B, gradient_checkpointing=False) == 36 * layer
     assert gpu_memory(DENSE_8B, replace(SETUP, reference="int8")).reference == DENSE_8B.parameters
     assert gpu_memory(DENSE_8B, replace(SETUP, reference_on_gpu=False)).reference == 0
-    assert memory.start == 2 * DENSE_8B.parameters
-    assert host_memory_at_start(DENSE_8B, SETUP, Assumptions()) == 8 * 2 * DENSE_8B.parameters
-    assert host_memory_at_start(DENSE_8B, replace(SETUP, ranks=3), Assumptions()) == 3 * 2 * DENSE_8B.parameters
+    assert gpu_memory(DENSE_8B, replace(SETUP, zero_stage=1)).reference == 2 * DENSE_8B.parameters
+
+
+def test_zero_3_reads_a_model_that_no_rank_holds() -> None:
+    assert gpu_memory(DENSE_8B, SETUP).start == 2 * DENSE_8B.parameters / 8 + 2 * DENSE_8B.largest_layer
+    assert gpu_memory(DENSE_8B, replace(SETUP, zero_stage=2)).start == 2 * DENSE_8B.parameters
+    # The embedding; of an MoE layer, 128 times gate and up.
+    assert host_memory_at_start(DENSE_8B, SETUP, Assumptions()) == 8 * 6 * 151_936 * 4096
+    assert host_memory_at_start(MOE_30B, replace(SETUP, ranks=3), Assumptions()) == 3 * 6 * 128 * 2 * 2048 * 768
+    for whole in (
+        replace(SETUP, zero_stage=1),
+        replace(SETUP, reference="int8"),
+        replace(SETUP, reference_on_gpu=False),
+    ):
+        assert host_memory_at_start(DENSE_8B, whole, Assumptions()) == 8 * 2 * DENSE_8B.parameters
 
 
 def test_step_time() -> None:
@@ -178,11 +190,13 @@ def test_step_time() -> None:
     assert forwards(replace(SETUP, gradient_checkpointing=False, reference="none")) == 4
     time = step_time(DENSE_8B, WORK, SETUP, H100, assumptions)
     assert time.compute == pytest.approx(8000 * 6 * DENSE_8B.forward_flops(1000) / (8 * 989e12 * 0.5))
-    # One micro-batch of 1000 tokens on each of 8 ranks; three gathers and one scatter inside the node.
-    assert time.traffic == 4 * 2 * DENSE_8B.parameters / 1e9
+    # One micro-batch of 1000 tokens on each of 8 ranks; three gathers, a scatter and the reference's gather.
+    assert time.traffic == 5 * 2 * DENSE_8B.parameters / 1e9
+    for other in (replace(SETUP, reference="int8"), replace(SETUP, reference_on_gpu=False)):
+        assert step_time(DENSE_8B, WORK, other, H100, assumptions).traffic == 4 * 2 * DENSE_8B.parameters / 1e9
     across = step_time(DENSE_8B, WORK, replace(SETUP, ranks=16), H100, assumptions)
-    assert across.traffic == 4 * 2 * DENSE_8B.parameters / 1e8
-    assert step_time(DENSE_8B, WORK, replace(SETUP, zero_stage=1), H100, assumptions).traffic == time.traffic / 2
+    assert across.traffic == 5 * 2 * DENSE_8B.parameters / 1e8
+    assert step_time(DENSE_8B, WORK, replace(SETUP, zero_stage=1), H100, assumptions).traffic == time.traffic * 2 / 5
 
 
 def test_cache_is_cut_by_heads_and_a_latent_is_not() -> None:

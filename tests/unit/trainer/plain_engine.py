@@ -11,12 +11,13 @@ from services.common.config import Config, parse_config
 from services.trainer.engine import PolicyOutput, StepResult
 from services.trainer.packing import PackedBatch
 from services.trainer.policy import ModelFacts, Policy
+from services.trainer.weight_source import WeightSource
 
 
 class PlainEngine:
     """Gradient descent at `rate`; counts its calls, and keeps the gradients of the last step."""
 
-    rank, world_size, device = 0, 1, torch.device("cpu")
+    rank, world_size, device, sharding = 0, 1, torch.device("cpu"), None
 
     def __init__(self, policy: Policy, rate: float = 0.0) -> None:
         self.policy, self._rate = policy, rate
@@ -70,6 +71,9 @@ class PlainEngine:
 
     def export(self, directory: Path) -> None:
         raise AssertionError("nothing here exports")
+
+    def weight_source(self) -> WeightSource:
+        return WeightSource(self.policy.model, None)
 
     def broadcast_bytes(self, data: bytes | None) -> bytes:
         assert data is not None

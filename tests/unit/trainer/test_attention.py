@@ -8,9 +8,10 @@ from pydantic import ValidationError
 
 from services.common.config import ModelConfig, ReferenceConfig
 from services.common.errors import InvalidData
+from services.trainer import varlen_attention
 from services.trainer.packing import pack
 from services.trainer.policy import load_policy
-from services.trainer.pretrained import check_attention, read_model
+from services.trainer.pretrained import FLASH, check_attention, read_model
 from services.trainer.reference import load_reference
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
@@ -60,22 +61,31 @@ def test_the_probe_tells_what_packs_and_the_log_probs_stay_the_same(directory: s
         ("bfloat16", CPU, "on cpu, expected a CUDA device"),
         ("bfloat16", None, "on cpu, expected a CUDA device"),
         ("float32", GPU, "in float32, expected bfloat16"),
-        ("bfloat16", GPU, "flash-attn is not installed"),
     ],
 )
+@pytest.mark.parametrize("attention", FLASH)
 def test_flash_attention_is_refused_where_it_cannot_run(
-    dtype: str, device: torch.device | None, sentence: str, monkeypatch: pytest.MonkeyPatch
+    attention: str, dtype: str, device: torch.device | None, sentence: str
 ) -> None:
-    monkeypatch.setattr(transformers.utils, "is_flash_attn_2_available", lambda: False)
-    with pytest.raises(InvalidData, match=sentence) as failure:
-        check_attention("flash_attention_2", dtype, device)
+    with pytest.raises(InvalidData, match=f"{attention} {sentence}") as failure:
+        check_attention(attention, dtype, device)  # type: ignore[arg-type]
     assert failure.value.code == "attention_unsupported"
     check_attention("sdpa", dtype, device)
 
 
-def test_flash_attention_is_taken_on_a_gpu_in_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_flash_attention_2_needs_a_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transformers.utils, "is_flash_attn_2_available", lambda: False)
+    check_attention("varlen", "bfloat16", GPU)
+    with pytest.raises(InvalidData, match="flash-attn is not installed"):
+        check_attention("flash_attention_2", "bfloat16", GPU)
     monkeypatch.setattr(transformers.utils, "is_flash_attn_2_available", lambda: True)
     check_attention("flash_attention_2", "bfloat16", GPU)
+
+
+def test_varlen_is_read_under_the_name_that_transformers_knows(directory: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.trainer.pretrained.check_attention", lambda *_: None)
+    model = read_model(directory, dtype="bfloat16", attention="varlen", device=CPU)
+    assert model.config._attn_implementation == varlen_attention.NAME
 
 
 def test_a_model_is_read_only_after_its_attention_is_checked(directory: str) -> None:
@@ -90,10 +100,11 @@ def test_an_attention_that_the_model_lacks_is_named(tmp_path: Path) -> None:
     assert failure.value.code == "attention_unsupported"
 
 
-def test_the_configuration_refuses_flash_attention_in_float32() -> None:
+@pytest.mark.parametrize("attention", FLASH)
+def test_the_configuration_refuses_flash_attention_in_float32(attention: str) -> None:
     with pytest.raises(ValidationError, match="flash attention computes in half precision only"):
-        ModelConfig(path="m", dtype="float32", attention="flash_attention_2")
-    assert ModelConfig(path="m", attention="flash_attention_2").attention == "flash_attention_2"
+        ModelConfig(path="m", dtype="float32", attention=attention)  # type: ignore[arg-type]
+    assert ModelConfig(path="m", attention=attention).attention == attention  # type: ignore[arg-type]
     assert ModelConfig(path="m").attention == "auto"
 
 

@@ -16,7 +16,7 @@ from model_families import make_model
 import services
 from services.common.config import Config, ConfigError, parse_config
 from services.common.errors import InvalidData
-from services.trainer.deepspeed_config import deepspeed_config
+from services.trainer.deepspeed_config import deepspeed_config, inference_config
 from services.trainer.engine_checkpoint import (
     Identity,
     Saved,
@@ -44,7 +44,7 @@ def configuration(**trainer: Any) -> Config:
     )
 
 
-def test_deepspeed_is_imported_by_one_module() -> None:
+def test_deepspeed_is_imported_by_two_modules() -> None:
     importers = set()
     for path in ROOT.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -53,7 +53,17 @@ def test_deepspeed_is_imported_by_one_module() -> None:
                 names = [node.module or ""]
             if any(name.split(".")[0] == "deepspeed" for name in names):
                 importers.add(path.relative_to(ROOT).as_posix())
-    assert importers == {"trainer/deepspeed_engine.py"}
+    assert importers == {"trainer/deepspeed_engine.py", "trainer/zero_sharding.py"}
+
+
+def test_a_model_beside_the_policy_has_no_optimizer_and_a_dtype_of_its_own() -> None:
+    extra = {"zero_optimization": {"offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}}}
+    config = configuration(zero_stage=3, deepspeed=extra)
+    for dtype in (torch.float32, torch.bfloat16):
+        made = inference_config(config, dtype)
+        assert made["zero_optimization"] == {"stage": 3, "offload_param": {"device": "cpu"}}
+        assert made["bf16"] == {"enabled": dtype == torch.bfloat16}
+    assert deepspeed_config(config)["zero_optimization"]["offload_optimizer"] == {"device": "cpu"}
 
 
 def test_further_deepspeed_keys_are_merged_into_sections() -> None:

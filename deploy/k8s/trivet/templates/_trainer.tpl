@@ -54,13 +54,14 @@ template:
           - services.trainer
           {{- include "trivet.serviceArguments" $context | nindent 10 }}
         {{- else }}
-        # Pod 0 holds the rendezvous; it cannot tell so from its name before the name resolves.
+        # Pod 0 holds the rendezvous; it cannot tell so from its name before the name resolves. Ranks follow the order of
+        # these addresses, so they are names: rank 0, which serves, is pod 0's, whatever IP it has.
         command:
           - /bin/sh
           - -ec
           - |
             if [ "$JOB_COMPLETION_INDEX" = 0 ]; then host=true; else host=false; fi
-            exec python3 -m torch.distributed.run --rdzv-conf="is_host=$host,join_timeout={{ $values.startSeconds }},read_timeout=300" "$@"
+            exec python3 -m torch.distributed.run --rdzv-conf="is_host=$host,join_timeout={{ $values.startSeconds }},read_timeout=300" --local-addr="{{ include "trivet.trainerJob" . }}-$JOB_COMPLETION_INDEX.{{ include "trivet.trainerNodes" . }}" "$@"
           - trainer
         args:
           - --nnodes={{ $nodes }}
@@ -68,7 +69,6 @@ template:
           - --rdzv-backend=c10d
           - --rdzv-id={{ include "trivet.run" . }}
           - --rdzv-endpoint={{ include "trivet.trainerJob" . }}-0.{{ include "trivet.trainerNodes" . }}:29400
-          - --local-addr=$(POD_IP)
           - --max-restarts={{ $values.workerRestarts }}
           - --shutdown-timeout={{ $values.stopSeconds }}
           - --module
@@ -76,10 +76,11 @@ template:
           {{- include "trivet.serviceArguments" $context | nindent 10 }}
         {{- end }}
         env:
-          - name: POD_IP
-            valueFrom:
-              fieldRef:
-                fieldPath: status.podIP
+          {{- if gt $nodes 1 }}
+          # torchrun's agents would share their store with the ranks; a pod that takes the place of another waits for it in vain.
+          - name: TORCH_DISABLE_SHARE_RDZV_TCP_STORE
+            value: "1"
+          {{- end }}
           {{- include "trivet.environment" $context | trim | nindent 10 }}
         {{- with $values.envFrom }}
         envFrom:

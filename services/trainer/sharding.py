@@ -1,0 +1,45 @@
+"""Models whose parameters are spread over the ranks from the moment they are read: what the trainer asks of ZeRO-3."""
+
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+
+class Sharding(Protocol):
+    """All ranks call each method alike, with parameters of the same shapes in the same order."""
+
+    @property
+    def reads(self) -> bool:
+        """Whether this rank's values count where parameters are cut; of the other ranks only the shapes do."""
+        ...
+
+    def is_cut(self, parameter: Tensor) -> bool: ...
+
+    def cut(self, parameters: Iterable[nn.Parameter], dtype: torch.dtype) -> None:
+        """In place: each rank keeps its part. Passes over what is cut already."""
+        ...
+
+    def whole(self, parameters: Iterable[nn.Parameter]) -> AbstractContextManager[None]:
+        """Inside, each rank holds them whole; not to be changed there."""
+        ...
+
+    def share(self, tensors: Iterable[Tensor]) -> None:
+        """In place: the values of the rank that reads."""
+        ...
+
+    def inference(self, module: nn.Module) -> nn.Module:
+        """`module` for forward passes without gradients: what is cut is gathered as it is needed."""
+        ...
+
+
+def whole_shape(parameter: Tensor) -> torch.Size:
+    """Of a parameter that may be cut: DeepSpeed leaves nothing in the parameter itself."""
+    shape: torch.Size = getattr(parameter, "ds_shape", parameter.shape)
+    return shape
+
+
+def whole(parameters: Iterable[Any], sharding: Sharding | None) -> AbstractContextManager[None]:
+    return nullcontext() if sharding is None else sharding.whole(parameters)

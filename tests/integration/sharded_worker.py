@@ -1,0 +1,134 @@
+"""One rank of test_sharded_loading, under torchrun: `sharded_worker.py DIRECTORY`.
+
+Each rank writes what it saw to DIRECTORY/results-<rank>.json.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from services.common.config import Config, ReferenceConfig, parse_config
+from services.common.errors import InvalidData
+from services.trainer import deepspeed_engine
+from services.trainer.packing import pack
+from services.trainer.policy import Policy, load_policy
+from services.trainer.reference import Reference, load_reference
+from services.trainer.zero_sharding import ZeroSharding
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "trainer"))
+from model_families import make_samples
+
+
+def configuration(model: Path, dtype: str) -> Config:
+    return parse_config(
+        {
+            "run": {"name": "sharded"},
+            "model": {"path": str(model), "dtype": dtype},
+            "data": {"train": {"kind": "jsonl", "path": "none.jsonl"}},
+            "reward": {"scorers": [{"name": "exact_match"}]},
+            "trainer": {
+                "device": "cpu",
+                "zero_stage": 3,
+                "deepspeed": {"zero_optimization": {"stage3_param_persistence_threshold": 0}},
+            },
+        }
+    )
+
+
+def load(config: Config, sharding: ZeroSharding | None, **extra: Any) -> Policy | str:
+    path, dtype = config.model.path, config.model.dtype
+    try:
+        return load_policy(path, dtype=dtype, device=torch.device("cpu"), sharding=sharding, **extra)
+    except InvalidData as refused:
+        return f"{refused.code}: {refused}"
+
+
+def differences(cut: Policy, plain: Policy, sharding: ZeroSharding) -> list[str]:
+    """What is not, bit by bit and in kind, as a plain load has it; every parameter is gathered by itself."""
+    expected = dict(plain.named_parameters())
+    found = [] if cut.facts == plain.facts else ["facts"]
+    for name, parameter in cut.named_parameters():
+        own = expected.pop(name)
+        if parameter.numel() or parameter.ds_tensor.numel() > -(-own.numel() // torch.distributed.get_world_size()):
+            found.append(f"{name} is not cut")
+        with sharding.whole([parameter]):
+            if parameter.dtype != own.dtype or not torch.equal(parameter, own):
+                found.append(name)
+    buffers = dict(cut.named_buffers())
+    for name, buffer in plain.named_buffers():
+        own = buffers.pop(name)
+        if own.dtype != buffer.dtype or not torch.equal(own, buffer):
+            found.append(name)
+    return [*found, *expected, *buffers]
+
+
+def families(directory: Path) -> dict[str, Any]:
+    sharding = ZeroSharding(configuration(directory / "qwen3_moe", "float32"), torch.device("cpu"))
+    found: dict[str, Any] = {}
+    for model in sorted(directory.iterdir()):
+        for dtype in ("float32", "bfloat16"):
+            config = configuration(model, dtype)
+            critic = str(model) if model.name == "qwen3_moe" else None
+            cut, plain = (load(config, each, critic_path=critic) for each in (sharding, None))
+            if isinstance(cut, Policy) and isinstance(plain, Policy):
+                if plain.critic is not None:
+                    # DeepSpeed does this to a value head that is not cut when it takes it.
+                    plain.critic.value_head.to(next(plain.parameters()).dtype)
+                found[f"{model.name} {dtype}"] = differences(cut, plain, sharding)
+            else:
+                found[f"{model.name} {dtype}"] = [] if cut == plain else [str(cut), str(plain)]
+    return found
+
+
+def peak_bytes(work: Any) -> tuple[Any, int]:
+    """What `work` returns, and by how much this process's memory exceeded its start at most."""
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    before = status("VmRSS")
+    result = work()
+    return result, status("VmHWM") - before
+
+
+def status(field: str) -> int:
+    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
+        if line.startswith(f"{field}:"):
+            return int(line.split()[1]) * 1024
+    raise KeyError(field)
+
+
+def memory(directory: Path) -> dict[str, Any]:
+    """A large model cut, and beside it as the reference; the same reference whole, for comparison."""
+    small, config = (configuration(directory / name, "float32") for name in ("families/qwen3_moe", "large"))
+    sharding = ZeroSharding(small, torch.device("cpu"))
+    # Libraries load and allocate what they need once.
+    load(small, sharding)
+    load(small, None)
+    cut, loading = peak_bytes(lambda: load(config, sharding))
+    assert isinstance(cut, Policy)
+
+    def reference(by: ZeroSharding | None) -> Reference:
+        return load_reference(ReferenceConfig(), config.model, device=torch.device("cpu"), sharding=by)
+
+    cut_reference, beside = peak_bytes(lambda: reference(sharding))
+    batch = pack(make_samples([(4, 5), (3, 4)], routing=None))
+    logprobs, computing = peak_bytes(lambda: cut_reference.logprobs(batch, keep_routing=False))
+    whole_reference, whole = peak_bytes(lambda: reference(None))
+    gap = float((whole_reference.logprobs(batch, keep_routing=False) - logprobs).abs().max())
+    return {"loading": loading, "beside": beside, "computing": computing, "whole": whole, "gap": gap}
+
+
+def main() -> None:
+    directory = Path(sys.argv[1])
+    torch.set_num_threads(1)
+    deepspeed_engine.join_process_group(configuration(directory / "large", "float32"))
+    results = {"memory": memory(directory), "families": families(directory / "families")}
+    rank = torch.distributed.get_rank()
+    (directory / f"results-{rank}.json").write_text(json.dumps(results, indent=1), encoding="utf-8")
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
