@@ -76,6 +76,11 @@ class WeightFeed:
         rows = cast(list[Any], self._client.xrevrange(self._name, count=1))
         return _announcement(rows[0]) if rows else None
 
+    def latest_on_disk(self) -> tuple[str, weights_pb2.WeightVersion] | None:
+        """The newest announcement that can be loaded from disk, and its id."""
+        rows = cast(list[Any], self._client.xrevrange(self._name, count=ANNOUNCEMENTS_KEPT))
+        return next((found for found in map(_announcement, rows) if found[1].path), None)
+
     def wait(self, after: str | None, timeout_seconds: float) -> tuple[str, weights_pb2.WeightVersion] | None:
         """The newest announcement after the one with id `after`, or None when the time is up."""
         block = max(1, round(min(timeout_seconds, MAX_BLOCK_SECONDS) * 1000))

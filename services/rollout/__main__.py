@@ -20,6 +20,7 @@ from services.common.exposition import EXPOSITION
 from services.common.lineage import code_version, config_version
 from services.common.logs import configure_logs, get_logger
 from services.common.redis_client import connect
+from services.common.rollouts import RolloutRegistry
 from services.common.server import ServiceServer
 from services.common.service_main import parse_service_arguments
 from services.common.streams import RunStreams
@@ -27,6 +28,7 @@ from services.common.weights import WeightFeed
 from services.rollout.engine import Engine
 from services.rollout.environment import set_defaults
 from services.rollout.follower import WeightFollower
+from services.rollout.presence import Presence, reachable_address
 from services.rollout.sampler import GroupSampler
 from services.rollout.service import GRPC_NAME, RolloutServicer
 from services.rollout.worker import PromptWorker
@@ -64,7 +66,7 @@ class Rollout:
     """The parts of the service, wired."""
 
     def __init__(self, config: Config, rollout_id: str, client: Any, engine: Engine) -> None:
-        self._config, self._engine, self._id = config, engine, rollout_id
+        self._config, self._engine, self._id, self._client = config, engine, rollout_id, client
         streams = RunStreams(client, config.run.name, config.redis)
         self._sampler = GroupSampler(engine, rollout_id=rollout_id, code=code_version(), config=config_version(config))
         self._follower = WeightFollower(
@@ -113,7 +115,9 @@ class Rollout:
             await self._follower.catch_up()
             log.info("sampling", version=self._engine.weights.version)
             gave_up = asyncio.create_task(self._engine.wait_gave_up())
-            jobs = [gave_up, asyncio.create_task(self._follower.run()), asyncio.create_task(self._worker.run())]
+            jobs = [gave_up, *map(asyncio.create_task, (self._follower.run(), self._worker.run()))]
+            if self._config.weights.transfer != "disk":
+                jobs.append(asyncio.create_task(self._presence().run()))
             done, _ = await asyncio.wait([stopped, *jobs], return_when=asyncio.FIRST_COMPLETED)
             for job in done:
                 job.result()
@@ -123,9 +127,20 @@ class Rollout:
                 job.cancel()
             await asyncio.gather(stopped, *jobs, return_exceptions=True)
 
+    def _presence(self) -> Presence:
+        address = reachable_address(self._config.rollout.server, self._server.grpc_port, self._client)
+        log.info("registered", address=address)
+        return Presence(
+            RolloutRegistry(self._client, self._config.run.name), self._engine, rollout_id=self._id, address=address
+        )
+
     def _register(self, server: grpc.aio.Server) -> None:
         servicer = RolloutServicer(
-            self._sampler, self._follower, self._worker, limit=self._config.rollout.concurrent_groups
+            self._sampler,
+            self._follower,
+            self._worker,
+            limit=self._config.rollout.concurrent_groups,
+            transfer=self._config.weights.transfer,
         )
         rollout_pb2_grpc.add_RolloutServiceServicer_to_server(servicer, server)
 

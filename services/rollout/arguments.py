@@ -35,7 +35,14 @@ def base_arguments(config: Config, *, seed: int, cpu: bool) -> dict[str, Any]:
         # Any number, the whole vocabulary too: Trivet asks for as many as the mode needs.
         "max_logprobs": -1,
         "worker_extension_cls": EXTENSION,
+        **transfer_arguments(config),
     }
+
+
+def transfer_arguments(config: Config) -> dict[str, Any]:
+    """vLLM's engine for weights that come from the trainer's memory."""
+    transfer = config.weights.transfer
+    return {} if transfer == "disk" else {"weight_transfer_config": {"backend": transfer}}
 
 
 def capture_arguments(config: Config, capture: Capture, *, moe: bool) -> dict[str, Any]:

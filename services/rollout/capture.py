@@ -15,6 +15,7 @@ from vllm.model_executor.layers.fused_moe.layer import MoERunner
 from vllm.model_executor.layers.fused_moe.router.base_router import BaseRouter
 
 from services.rollout.arguments import RECORD
+from services.rollout.cuda_ipc import opened_by_vllm
 from services.rollout.recording import Parcel, Recording, Recordings
 from services.rollout.reload import pack_experts_on_reload, pack_heads
 
@@ -25,7 +26,10 @@ class CaptureExtension:
     rank: int
     model_runner: Any
     model_config: Any
+    device: torch.device
     reload_weights: Callable[..., None]
+    update_weights: Callable[[dict[str, Any]], None]
+    finish_weight_update: Callable[[], None]
 
     def trivet_moe_layers(self) -> list[int]:
         """Layer indices of the model's MoE layers that live in this worker, ascending."""
@@ -36,6 +40,18 @@ class CaptureExtension:
 
     def trivet_reload(self, path: str) -> None:
         self.reload_weights(weights_path=path)
+        pack_heads(self.model_runner.get_model())
+
+    def trivet_device(self) -> str:
+        """The GPU's UUID, empty on CPUs."""
+        return str(torch.cuda.get_device_properties(self.device).uuid) if self.device.type == "cuda" else ""
+
+    def trivet_receive(self, info: dict[str, Any]) -> None:
+        """Tensors of a version that comes from the trainer's memory."""
+        self.update_weights(opened_by_vllm(info) if "buffer" in info else info)
+
+    def trivet_finish_update(self) -> None:
+        self.finish_weight_update()
         pack_heads(self.model_runner.get_model())
 
     def trivet_record(self, kept: int) -> None:

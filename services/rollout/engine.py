@@ -6,10 +6,11 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 from jaxtyping import Float32, Int32
-from trivet.v1 import sample_pb2, weights_pb2
+from trivet.v1 import rollout_pb2, sample_pb2, weights_pb2
 
 from services.common.errors import TrivetError, Unavailable
 from services.common.replay import Replay
+from services.rollout.delivery import Delivery
 
 Array = np.ndarray[Any, Any]
 FinishReason = Literal["stop", "length"]
@@ -91,6 +92,21 @@ class Engine(Protocol):
 
     async def load_weights(self, weights: weights_pb2.WeightVersion) -> None:
         """Raises LoadFailed; the weights before then stay."""
+
+    @property
+    def identity(self) -> str:
+        """Another one after each restart, which forgets the transfer group."""
+
+    @property
+    def devices(self) -> list[str]:
+        """UUID of each worker's GPU, empty on CPUs."""
+
+    async def join_transfer(self, request: rollout_pb2.JoinTransferRequest) -> None:
+        """Raises LoadFailed when the group does not come about."""
+
+    async def receive_weights(self, delivery: Delivery) -> None:
+        """Loads a version out of the trainer's memory. Raises LoadFailed; the weights are then those before, or the
+        newest that are on disk."""
 
     async def close(self) -> None:
         """Also ends a launch that is under way. What is being sampled is lost."""

@@ -1,7 +1,9 @@
-"""Keeps the engine on the newest announced policy version."""
+"""Keeps the engine on the newest policy version: announced on disk, or handed over from the trainer's memory."""
 
 import asyncio
 import time
+from collections.abc import Coroutine
+from typing import Any
 
 from trivet.v1 import weights_pb2
 
@@ -9,6 +11,7 @@ from services.common.errors import TrivetError
 from services.common.logs import get_logger
 from services.common.weights import WeightFeed
 from services.rollout import metrics
+from services.rollout.delivery import Delivery
 from services.rollout.engine import Engine, LoadFailed
 
 POLL_SECONDS = 1.0
@@ -29,7 +32,7 @@ class WeightFollower:
 
     async def catch_up(self) -> None:
         """Loads the newest announcement if there is one. A failed load is told by `load_error`."""
-        found = await asyncio.to_thread(self._feed.latest)
+        found = await asyncio.to_thread(self._feed.latest_on_disk)
         if found is not None:
             await self._settle(*found)
 
@@ -43,24 +46,40 @@ class WeightFollower:
     async def load(self, weights: weights_pb2.WeightVersion) -> float:
         """Seconds that it took, 0 when the version is there already. Raises LoadFailed."""
         async with self._loading:
-            if _same(weights, self._engine.weights):
-                return 0.0
-            start = time.monotonic()
-            try:
-                await self._engine.load_weights(weights)
-            except LoadFailed as error:
-                self.load_error = f"version {weights.version}: {error}"
-                metrics.WEIGHTS_LOAD_FAILURES.labels(error.code).inc()
-                log.error("weights not loaded", version=weights.version, code=error.code, error=str(error))
-                raise
-            finally:
-                # Also after a failure: a restarted engine may be back on older weights.
-                metrics.WEIGHTS_VERSION.set(self._engine.weights.version)
-            seconds = time.monotonic() - start
-            self.load_error = ""
-            metrics.WEIGHTS_LOAD_SECONDS.observe(seconds)
-            log.info("weights loaded", version=weights.version, fingerprint=weights.fingerprint, seconds=seconds)
-            return seconds
+            return await self._load(weights)
+
+    async def receive(self, delivery: Delivery) -> float:
+        """Seconds that it took. Raises LoadFailed."""
+        async with self._loading:
+            seconds = await self._timed(delivery.begin.weights, self._engine.receive_weights(delivery))
+            # What was announced by now is older.
+            found = await asyncio.to_thread(self._feed.latest)
+        if found is not None:
+            await self._mark(found[0])
+        return seconds
+
+    async def _load(self, weights: weights_pb2.WeightVersion) -> float:
+        if _same(weights, self._engine.weights):
+            return 0.0
+        return await self._timed(weights, self._engine.load_weights(weights))
+
+    async def _timed(self, weights: weights_pb2.WeightVersion, change: Coroutine[Any, Any, None]) -> float:
+        start = time.monotonic()
+        try:
+            await change
+        except LoadFailed as error:
+            self.load_error = f"version {weights.version}: {error}"
+            metrics.WEIGHTS_LOAD_FAILURES.labels(error.code).inc()
+            log.error("weights not loaded", version=weights.version, code=error.code, error=str(error))
+            raise
+        finally:
+            # Also after a failure: a restarted engine may be back on older weights.
+            metrics.WEIGHTS_VERSION.set(self._engine.weights.version)
+        seconds = time.monotonic() - start
+        self.load_error = ""
+        metrics.WEIGHTS_LOAD_SECONDS.observe(seconds)
+        log.info("weights loaded", version=weights.version, fingerprint=weights.fingerprint, seconds=seconds)
+        return seconds
 
     async def wait_for(self, version: int) -> None:
         """Returns once the engine is on `version` or newer, or as new as anybody announced.
@@ -81,13 +100,28 @@ class WeightFollower:
             log.warning("weights did not arrive", wanted=version, have=self._engine.weights.version)
 
     async def _settle(self, announcement: str, weights: weights_pb2.WeightVersion) -> None:
-        try:
-            await self.load(weights)
-        except TrivetError:
-            # Told in `load_error`, the log and the metrics; the next announcement may do better.
-            log.info("old weights stay", version=self._engine.weights.version)
+        async with self._loading:
+            try:
+                if _order(announcement) > _order(self._settled):
+                    await self._follow(weights)
+            except TrivetError:
+                # Told in `load_error`, the log and the metrics; the next announcement may do better.
+                log.info("old weights stay", version=self._engine.weights.version)
+        await self._mark(announcement)
+
+    async def _follow(self, weights: weights_pb2.WeightVersion) -> None:
+        if weights.path or _same(weights, self._engine.weights):
+            await self._load(weights)
+            return
+        # It went from memory to memory, past this engine: the next one will reach it.
+        found = await asyncio.to_thread(self._feed.latest_on_disk)
+        if found is not None and found[1].version > self._engine.weights.version:
+            await self._load(found[1])
+
+    async def _mark(self, announcement: str) -> None:
         async with self._changed:
-            self._settled = announcement
+            if _order(announcement) > _order(self._settled):
+                self._settled = announcement
             self._changed.notify_all()
 
 

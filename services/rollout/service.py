@@ -1,12 +1,15 @@
 """The gRPC face of a rollout."""
 
-from typing import Any, NoReturn
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any, Literal, NoReturn
 
 import grpc
 from trivet.v1 import rollout_pb2, rollout_pb2_grpc
 
 from services.common.errors import InvalidData, Unavailable
 from services.rollout import metrics
+from services.rollout.delivery import Delivery
 from services.rollout.engine import LoadFailed
 from services.rollout.follower import WeightFollower
 from services.rollout.sampler import GroupSampler
@@ -18,8 +21,18 @@ Context = grpc.aio.ServicerContext
 
 
 class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
-    def __init__(self, sampler: GroupSampler, follower: WeightFollower, worker: PromptWorker, *, limit: int) -> None:
-        self._sampler, self._follower, self._worker, self._limit = sampler, follower, worker, limit
+    def __init__(
+        self,
+        sampler: GroupSampler,
+        follower: WeightFollower,
+        worker: PromptWorker,
+        *,
+        limit: int,
+        transfer: Literal["disk", "nccl", "ipc"] = "disk",
+    ) -> None:
+        """`limit` bounds the groups that callers sample; `transfer` is how weights arrive."""
+        self._sampler, self._follower, self._worker = sampler, follower, worker
+        self._limit, self._transfer = limit, transfer
         self._direct = 0
 
     async def Generate(
@@ -59,6 +72,53 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
             await _abort(context, grpc.StatusCode.FAILED_PRECONDITION, f"{error.code}: {error}")
         return rollout_pb2.LoadWeightsResponse(version=self._sampler.engine.weights.version, seconds=seconds)
 
+    async def JoinTransfer(
+        self,
+        request: rollout_pb2.JoinTransferRequest,
+        context: "Context[rollout_pb2.JoinTransferRequest, rollout_pb2.JoinTransferResponse]",
+    ) -> rollout_pb2.JoinTransferResponse:
+        backend = request.WhichOneof("backend")
+        if backend != self._transfer:
+            reason = f"the group is for {backend}, this rollout's weights.transfer is {self._transfer}"
+            await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, reason)
+        try:
+            await self._sampler.engine.join_transfer(request)
+        except LoadFailed as error:
+            metrics.WEIGHTS_LOAD_FAILURES.labels(error.code).inc()
+            await _abort(context, grpc.StatusCode.FAILED_PRECONDITION, f"{error.code}: {error}")
+        return rollout_pb2.JoinTransferResponse()
+
+    async def UpdateWeights(
+        self,
+        request_iterator: AsyncIterator[rollout_pb2.UpdateWeightsRequest],
+        context: "Context[rollout_pb2.UpdateWeightsRequest, rollout_pb2.UpdateWeightsResponse]",
+    ) -> AsyncIterator[rollout_pb2.UpdateWeightsResponse]:
+        requests = aiter(request_iterator)
+        first = await anext(requests, None)
+        if first is None or not first.HasField("begin") or not first.begin.weights.fingerprint:
+            reason = "the first request must be begin, with weights that have a fingerprint"
+            await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, reason)
+        delivery = Delivery(first.begin)
+        loading = asyncio.create_task(self._follower.receive(delivery))
+        # Nobody may be left to ask for its outcome; the follower has told it by then.
+        loading.add_done_callback(lambda task: task.cancelled() or task.exception())
+        try:
+            await _asked(delivery, loading)
+            yield rollout_pb2.UpdateWeightsResponse(stage=rollout_pb2.TRANSFER_STAGE_READY)
+            async for request in requests:
+                if request.HasField("finish"):
+                    delivery.finish()
+                    seconds = await asyncio.shield(loading)
+                    yield rollout_pb2.UpdateWeightsResponse(stage=rollout_pb2.TRANSFER_STAGE_FINISHED, seconds=seconds)
+                    return
+                delivery.hand(request.part)
+                await _asked(delivery, loading)
+                yield rollout_pb2.UpdateWeightsResponse(stage=rollout_pb2.TRANSFER_STAGE_LOADED)
+        except LoadFailed as error:
+            await _abort(context, grpc.StatusCode.FAILED_PRECONDITION, f"{error.code}: {error}")
+        finally:
+            delivery.abandon()
+
     async def Pause(
         self, request: rollout_pb2.RolloutServicePauseRequest, context: object
     ) -> rollout_pb2.RolloutServicePauseResponse:
@@ -86,7 +146,19 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
             tokens=tally.tokens,
             tokens_per_second=tally.tokens_per_second(),
             load_error=self._follower.load_error,
+            engine=self._sampler.engine.identity if self._sampler.engine.problem is None else "",
         )
+
+
+async def _asked(delivery: Delivery, loading: "asyncio.Task[float]") -> None:
+    """Returns when the engine wants more. Raises LoadFailed when it wants none, because the load ended."""
+    asked = asyncio.create_task(delivery.asked())
+    try:
+        await asyncio.wait([asked, loading], return_when=asyncio.FIRST_COMPLETED)
+        if not asked.done():
+            loading.result()
+    finally:
+        asked.cancel()
 
 
 async def _abort(context: Any, code: grpc.StatusCode, reason: str) -> NoReturn:

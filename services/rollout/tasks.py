@@ -14,3 +14,16 @@ async def together(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def unless(event: asyncio.Event, work: Coroutine[Any, Any, Any]) -> bool:
+    """True when `work` is done, False when `event` came first; then it is cancelled."""
+    working, waiting = asyncio.ensure_future(work), asyncio.ensure_future(event.wait())
+    try:
+        await asyncio.wait([working, waiting], return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            working.result()
+        return working.done()
+    finally:
+        working.cancel()
+        waiting.cancel()

@@ -1,44 +1,40 @@
-"""vLLM's AsyncLLM behind the Engine protocol: the one importer of vllm, beside the extension that vLLM loads."""
+"""vLLM's AsyncLLM behind the Engine protocol. vllm is imported here, where it is started, and by the extension."""
 
 import asyncio
 import itertools
-import multiprocessing
-import os
-import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
-from trivet.v1 import sample_pb2, weights_pb2
+from trivet.v1 import rollout_pb2, sample_pb2, weights_pb2
 from vllm import SamplingParams, TokensPrompt
-from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.exceptions import VLLMClientError
 from vllm.outputs import CompletionOutput
-from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
-from services.common.config import Config, ConfigError
+from services.common.config import Config
 from services.common.errors import InvalidData
 from services.common.logs import get_logger
 from services.common.replay import Replay
 from services.common.weights import describe_weights, verify_weights
 from services.rollout import metrics
-from services.rollout.arguments import RECORD, Capture, base_arguments, capture_arguments
+from services.rollout.arguments import RECORD, Capture
+from services.rollout.delivery import Delivery
 from services.rollout.engine import EngineFailed, EngineSample, LoadFailed
-from services.rollout.layout import check_layout, read_layout
+from services.rollout.layout import Layout, check_layout, read_layout
 from services.rollout.outputs import native_replay, sample_from, weight_label
 from services.rollout.parcels import check_replay, open_parcel
-from services.rollout.refusals import candidate_refusal, seed_refusal, truncates
+from services.rollout.refusals import candidate_refusal, truncates
 from services.rollout.reported import Reported
-from services.rollout.tasks import together
-from services.rollout.update import load_paused
+from services.rollout.tasks import together, unless
+from services.rollout.update import announced_layout, join, load, receive, relabel
+from services.rollout.vllm_launch import Launched, Launcher, end
 
 MAX_RESTARTS = 3
-SHUTDOWN_SECONDS = 1.0
-# Finished recordings that a worker keeps until they are taken.
-RECORDINGS_KEPT = 4096
+
+Change = Callable[[AsyncLLM], Awaitable[None]]
 
 log = get_logger(__name__)
 
@@ -47,11 +43,13 @@ class VllmEngine:
     """Needs `launch` first. Survives the death of vLLM's processes up to MAX_RESTARTS times in a row."""
 
     def __init__(self, config: Config, seed: int) -> None:
-        self._config, self._seed = config, seed
+        self._config = config
+        self._launcher = Launcher(config, seed)
         self._llm: AsyncLLM | None = None
-        self._capture: Capture = "worker_extension"
-        self._moe_layers: list[int] = []
-        self._initial = self._weights = _initial_weights(Path(config.model.path))
+        # Of the last start, also while the engine is down.
+        self._launched: Launched | None = None
+        self._group: str | None = None
+        self._initial = self._weights = self._on_disk = _initial_weights(Path(config.model.path))
         self._layout = read_layout(Path(config.model.path))
         self._changing = asyncio.Lock()
         self._usable = asyncio.Event()
@@ -61,10 +59,6 @@ class VllmEngine:
         self._numbers = itertools.count()
         self._abandoned: list[str] = []
         self._background: set[asyncio.Task[None]] = set()
-        self._building: asyncio.Task[AsyncLLM] | None = None
-        self._vocabulary = 0
-        self._tied = False
-        self._seed_refusal: str | None = None
         self._closed = False
 
     async def launch(self) -> None:
@@ -81,7 +75,7 @@ class VllmEngine:
 
     @property
     def vocabulary(self) -> int:
-        return self._vocabulary
+        return self._launched.vocabulary if self._launched is not None else 0
 
     @property
     def problem(self) -> str | None:
@@ -89,16 +83,24 @@ class VllmEngine:
 
     @property
     def capture(self) -> Capture:
-        return self._capture
+        return self._launched.capture if self._launched is not None else "worker_extension"
+
+    @property
+    def identity(self) -> str:
+        return self._launched.identity if self._launched is not None else ""
+
+    @property
+    def devices(self) -> list[str]:
+        return self._launched.devices if self._launched is not None else []
 
     async def wait_gave_up(self) -> str:
         await self._gave_up.wait()
         return self._problem or "engine gave up"
 
     def refusal(self, sampling: sample_pb2.SamplingParameters, record: bool) -> str | None:
-        if sampling.HasField("seed") and self._seed_refusal is not None:
-            return self._seed_refusal
-        return candidate_refusal(sampling, record=record, config=self._config, capture=self._capture)
+        if sampling.HasField("seed") and self._launched is not None and self._launched.seed_refusal is not None:
+            return self._launched.seed_refusal
+        return candidate_refusal(sampling, record=record, config=self._config, capture=self.capture)
 
     async def generate(
         self,
@@ -112,8 +114,9 @@ class VllmEngine:
         try:
             async with asyncio.timeout(self._config.rollout.generate_timeout_seconds):
                 await self._usable.wait()
-                llm = self._running()
-                samples = await self._generate(llm, list(prompt_token_ids), sampling, sample_ids, record)
+                launched = self._running()
+                llm = launched.llm
+                samples = await self._generate(launched, list(prompt_token_ids), sampling, sample_ids, record)
         except TimeoutError as error:
             seconds = self._config.rollout.generate_timeout_seconds
             raise EngineFailed("generate_timeout", f"no samples after {seconds:g} seconds") from error
@@ -133,22 +136,32 @@ class VllmEngine:
         # Shielded: a caller that goes away must not leave new weights under the old label.
         await asyncio.shield(self._spawn(self._load(weights)))
 
+    async def join_transfer(self, request: rollout_pb2.JoinTransferRequest) -> None:
+        left = asyncio.Event()
+        try:
+            await asyncio.shield(self._spawn(self._join(request, left)))
+        finally:
+            left.set()
+
+    async def receive_weights(self, delivery: Delivery) -> None:
+        await asyncio.shield(self._spawn(self._receive(delivery)))
+
     async def close(self) -> None:
         self._closed = True
         self._shut("engine is closed")
         for task in list(self._background):
             task.cancel()
-        await self._interrupt_build()
+        self._llm = await self._launcher.close() or self._llm
         await self._discard()
 
-    def _running(self) -> AsyncLLM:
-        if self._llm is None or not self._usable.is_set():
+    def _running(self) -> Launched:
+        if self._llm is None or self._launched is None or not self._usable.is_set():
             raise EngineFailed("engine_stopped", self._problem or "engine is not running")
-        return self._llm
+        return self._launched
 
     async def _generate(
         self,
-        llm: AsyncLLM,
+        launched: Launched,
         prompt: list[int],
         sampling: sample_pb2.SamplingParameters,
         sample_ids: Sequence[str],
@@ -156,37 +169,37 @@ class VllmEngine:
     ) -> list[EngineSample]:
         # A redelivered sample has the id of the one before; the worker must not mix their recordings up.
         keys = [f"{sample_id}#{next(self._numbers)}" for sample_id in sample_ids]
+        moe_layers, tokenizer = launched.moe_layers, launched.tokenizer
         truncated = truncates(sampling)
-        extension = record and self._capture == "worker_extension"
+        extension = record and self.capture == "worker_extension"
         replays: list[Replay | None] = [None] * len(keys)
         taken = False
         try:
             outputs = await together(
                 [
-                    _complete(llm, prompt, self._parameters(sampling, index, key if extension else None), key)
+                    _complete(launched.llm, prompt, self._parameters(sampling, index, key if extension else None), key)
                     for index, key in enumerate(keys)
                 ]
             )
             if extension:
                 drop, self._abandoned = self._abandoned, []
-                parcels = (await llm.collective_rpc("trivet_take", args=(keys, drop)))[0]
+                parcels = (await launched.llm.collective_rpc("trivet_take", args=(keys, drop)))[0]
                 taken = True
                 replays = [
                     open_parcel(parcel, key, candidates=truncated) for key, parcel in zip(keys, parcels, strict=True)
                 ]
             elif record:
-                replays = [native_replay(output, self._moe_layers, candidates=truncated) for output in outputs]
+                replays = [native_replay(output, moe_layers, candidates=truncated) for output in outputs]
         finally:
             if extension and not taken:
                 self._abandoned += keys
-        moe = bool(self._moe_layers)
+        moe = bool(moe_layers)
         for key, output, replay in zip(keys, outputs, replays, strict=True):
             if replay is not None:
                 check_replay(replay, key, prompt_length=len(prompt), completion_length=len(output.token_ids), moe=moe)
         reported = self._reported(sampling)
         return [
-            sample_from(output, replay, self._tokenizer, reported)
-            for output, replay in zip(outputs, replays, strict=True)
+            sample_from(output, replay, tokenizer, reported) for output, replay in zip(outputs, replays, strict=True)
         ]
 
     def _reported(self, sampling: sample_pb2.SamplingParameters) -> Reported:
@@ -194,10 +207,10 @@ class VllmEngine:
 
     def _parameters(self, sampling: sample_pb2.SamplingParameters, index: int, key: str | None) -> SamplingParams:
         temperature, top_k, top_p = sampling.temperature, sampling.top_k, sampling.top_p
-        if self._capture == "native" and self._config.sampling.truncates:
+        if self.capture == "native" and self._config.sampling.truncates:
             # With its mask on, vLLM takes neither temperature 0 nor top_k 0; these say the same.
             temperature, top_k, top_p = (1.0, 1, 1.0) if temperature == 0 else (temperature, top_k, top_p)
-            top_k = top_k or self._vocabulary
+            top_k = top_k or self.vocabulary
         return SamplingParams(
             temperature=temperature,
             top_k=top_k,
@@ -217,26 +230,66 @@ class VllmEngine:
                 layout = await asyncio.to_thread(self._verified_layout, weights)
             except InvalidData as error:
                 raise LoadFailed(error.code, str(error)) from error
-            if self._llm is None:
-                raise LoadFailed("engine_stopped", self._problem or "engine is not running")
-            try:
-                await self._swap(self._llm, weights)
-            except LoadFailed:
-                raise
-            except Exception as error:
-                # Whatever it was, the weights in memory are neither the old ones nor the new.
-                await self._restart(f"version {weights.version} could not be loaded")
-                raise LoadFailed("weights_refused", f"the engine could not load {weights.path} ({error})") from error
+            await self._swap_or_restart(weights, lambda llm: load(llm, weights.path))
             self._layout = self._layout or layout
 
-    def _verified_layout(self, weights: weights_pb2.WeightVersion) -> dict[str, tuple[int, ...]]:
+    def _verified_layout(self, weights: weights_pb2.WeightVersion) -> Layout:
         verify_weights(weights)
-        layout = read_layout(Path(weights.path))
+        return self._checked_layout(read_layout(Path(weights.path)))
+
+    def _checked_layout(self, layout: Layout) -> Layout:
         if self._layout:
-            check_layout(layout, self._layout, tied=self._tied)
+            tied = self._launched is not None and self._launched.tied
+            check_layout(layout, self._layout, tied=tied)
         return layout
 
-    async def _swap(self, llm: AsyncLLM, weights: weights_pb2.WeightVersion) -> None:
+    async def _join(self, request: rollout_pb2.JoinTransferRequest, left: asyncio.Event) -> None:
+        async with self._changing:
+            if self._llm is None:
+                raise LoadFailed("engine_stopped", self._problem or "engine is not running")
+            self._group = None
+            try:
+                async with asyncio.timeout(self._config.weights.timeout_seconds):
+                    if not await unless(left, join(self._llm, request)):
+                        raise TimeoutError
+            except TimeoutError as error:
+                # The worker would wait for the others for ever.
+                await self._restart("a transfer group did not come about")
+                raise LoadFailed("transfer_timeout", f"{request.group} did not come about in time") from error
+            except Exception as error:
+                raise LoadFailed(
+                    "transfer_join", f"the engine could not join group {request.group} ({error})"
+                ) from error
+            self._group = request.group
+
+    async def _receive(self, delivery: Delivery) -> None:
+        begin = delivery.begin
+        async with self._changing:
+            if begin.group != self._group:
+                raise LoadFailed(
+                    "transfer_group", f"the update is for {begin.group}, this engine is in {self._group or 'no group'}"
+                )
+            try:
+                layout = self._checked_layout(announced_layout(begin))
+            except InvalidData as error:
+                raise LoadFailed(error.code, str(error)) from error
+            await self._swap_or_restart(begin.weights, lambda llm: receive(llm, delivery))
+            self._layout = self._layout or layout
+
+    async def _swap_or_restart(self, weights: weights_pb2.WeightVersion, change: Change) -> None:
+        if self._llm is None:
+            raise LoadFailed("engine_stopped", self._problem or "engine is not running")
+        try:
+            await self._swap(self._llm, weights, change)
+        except LoadFailed:
+            raise
+        except Exception as error:
+            # Whatever it was, the weights in memory are neither the old ones nor the new.
+            await self._restart(f"version {weights.version} could not be loaded")
+            where = weights.path or f"version {weights.version}"
+            raise LoadFailed("weights_refused", f"the engine could not load {where} ({error!r})") from error
+
+    async def _swap(self, llm: AsyncLLM, weights: weights_pb2.WeightVersion, change: Change) -> None:
         seconds = self._config.rollout.load_timeout_seconds
         try:
             async with asyncio.timeout(seconds):
@@ -245,8 +298,15 @@ class VllmEngine:
             await llm.resume_generation()
             raise LoadFailed("weights_timeout", f"running samples did not end within {seconds:g} seconds") from error
         async with asyncio.timeout(seconds):
-            await load_paused(llm, weights.path, weight_label(weights))
+            try:
+                await change(llm)
+            except LoadFailed:
+                await llm.resume_generation()
+                raise
+            await relabel(llm, weight_label(weights))
             self._weights = weights
+            if weights.path:
+                self._on_disk = weights
             await llm.resume_generation()
 
     async def _revive(self, llm: AsyncLLM) -> None:
@@ -255,7 +315,7 @@ class VllmEngine:
                 await self._restart("its process died")
 
     async def _restart(self, reason: str) -> None:
-        """Back to the last good weights, or to the initial ones when those are gone. Needs the lock."""
+        """Back to the newest weights on disk, or to the initial ones when those are gone. Needs the lock."""
         if self._closed:
             return
         self._shut(f"engine restarts: {reason}")
@@ -266,7 +326,8 @@ class VllmEngine:
         if self._restarts > MAX_RESTARTS:
             self._give_up(f"engine failed {self._restarts} times in a row, the last time because {reason}")
             return
-        good, choices = self._weights, [self._initial]
+        # Weights that came from the trainer's memory are gone.
+        good, choices = self._on_disk, [self._initial]
         if good.fingerprint != self._initial.fingerprint:
             choices.insert(0, good)
         for weights in choices:
@@ -282,80 +343,17 @@ class VllmEngine:
 
     async def _relaunch(self, weights: weights_pb2.WeightVersion) -> None:
         self._weights = self._initial
-        await self._launch()
+        llm = await self._launch()
         if weights.fingerprint != self._initial.fingerprint:
             await asyncio.to_thread(verify_weights, weights)
-            await self._swap(self._llm, weights)
+            await self._swap(llm, weights, lambda llm: load(llm, weights.path))
 
-    async def _launch(self) -> None:
-        self._building = asyncio.create_task(asyncio.to_thread(self._build))
-        self._llm = llm = await asyncio.shield(self._building)
-        self._building = None
-        model = llm.model_config
-        self._vocabulary = model.get_vocab_size()
-        self._seed_refusal = seed_refusal(
-            llm.vllm_config.scheduler_config, self.max_length, cpu=current_platform.is_cpu()
-        )
-        self._tied = bool(getattr(model.hf_text_config, "tie_word_embeddings", False))
-        self._tokenizer = llm.get_tokenizer()
-        layers = await llm.collective_rpc("trivet_moe_layers")
-        self._moe_layers = sorted({layer for part in layers for layer in part})
-        if self._capture == "worker_extension":
-            await llm.collective_rpc("trivet_record", args=(RECORDINGS_KEPT,))
-        self._abandoned = []
-        await llm.collective_rpc("trivet_prepare_reload")
-        await self._check_reload(llm)
+    async def _launch(self) -> AsyncLLM:
+        self._launched = await self._launcher.launch()
+        self._llm = llm = self._launched.llm
+        self._group, self._abandoned = None, []
         await llm.update_weight_version(weight_label(self._initial))
-
-    async def _check_reload(self, llm: AsyncLLM) -> None:
-        """Reloads the weights that are there already. Raises EngineFailed when that changes them.
-
-        vLLM converts weights for its kernels, and a conversion that a reload forgets shows in no other way.
-        """
-        before = await llm.compute_weight_checksums()
-        await llm.collective_rpc("trivet_reload", args=(self._config.model.path,))
-        after = await llm.compute_weight_checksums()
-        changed = sorted(name for old, new in zip(before, after, strict=True) for name in old if old[name] != new[name])
-        if changed:
-            raise EngineFailed(
-                "reload_inexact", f"reloading the same weights changes {len(changed)} tensors, the first {changed[0]}"
-            )
-
-    def _build(self) -> AsyncLLM:
-        cpu = current_platform.is_cpu()
-        wanted = self._config.rollout.capture
-        if cpu and wanted == "native":
-            raise ConfigError(
-                "rollout.capture is 'native', expected worker_extension or auto: vLLM has it on GPUs only"
-            )
-        arguments = base_arguments(self._config, seed=self._seed, cpu=cpu)
-        try:
-            if cpu or wanted == "worker_extension":
-                self._capture, moe = "worker_extension", False
-            else:
-                probe = AsyncEngineArgs(**arguments).create_engine_config()
-                moe = probe.model_config.get_num_experts() > 0
-                self._capture = "native" if wanted == "native" or probe.use_v2_model_runner else "worker_extension"
-            arguments |= capture_arguments(self._config, self._capture, moe=moe)
-            if self._closed:
-                raise EngineFailed("engine_stopped", "engine was closed while it started")
-            os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "1" if self._capture == "native" else "0"
-            return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
-        except (TypeError, ValueError) as error:
-            raise ConfigError(f"rollout.engine: vLLM cannot start with these options ({error})") from error
-
-    async def _interrupt_build(self) -> None:
-        """A start runs in a thread and cannot be cancelled, only made to fail: by ending the processes it started."""
-        building = self._building
-        if building is None:
-            return
-        deadline = time.monotonic() + 3 * SHUTDOWN_SECONDS
-        while not building.done() and time.monotonic() < deadline:
-            for child in multiprocessing.active_children():
-                child.kill()
-            await asyncio.wait([building], timeout=0.1)
-        if building.done() and building.exception() is None:
-            self._llm = building.result()
+        return llm
 
     def _open(self) -> None:
         self._problem = None
@@ -372,13 +370,8 @@ class VllmEngine:
 
     async def _discard(self) -> None:
         llm, self._llm = self._llm, None
-        if llm is None:
-            return
-        # Requests that still wait would wait for ever.
-        llm.output_processor.propagate_error(EngineDeadError())
-        if llm.output_handler is not None:
-            llm.output_handler.cancel()
-        await asyncio.to_thread(llm.shutdown, SHUTDOWN_SECONDS)
+        if llm is not None:
+            await end(llm)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)

@@ -27,13 +27,14 @@ from services.trainer.loop import Lead, Machinery, TrainingLoop
 from services.trainer.observation import observe_start
 from services.trainer.pair_feed import PairFeed
 from services.trainer.preference_data import load_preferences
-from services.trainer.publication import Publisher
+from services.trainer.publication import Publisher, Release
 from services.trainer.recording import Recorder
 from services.trainer.reference import open_reference
 from services.trainer.rows import Tokenizer
 from services.trainer.service import TrainerServicer
 from services.trainer.status import Controls, Status
 from services.trainer.updaters import open_updater
+from services.trainer.weight_setup import open_source, open_transfer
 
 EXIT_FINISHED, EXIT_FAILED, EXIT_USAGE, EXIT_STOPPED = 0, 1, 2, 3
 
@@ -70,6 +71,7 @@ def _run(config: Config) -> bool:
         checkpoints=Checkpoints(config.run.path / "checkpoints", config.trainer.keep_checkpoints),
         recorder=Recorder(config, engine),
         model=model_identity(config.model.path),
+        source=open_source(config, engine),
     )
     try:
         if engine.rank != 0:
@@ -99,8 +101,12 @@ def _lead(config: Config, machinery: Machinery, controls: Controls) -> bool:
         if config.data.preferences is not None:
             lead = _pairs(config, status, controls)
         else:
-            lead = _sampled(config, machinery.engine, status, controls)
-        finished = TrainingLoop(config, machinery, lead).run()
+            lead = _sampled(config, machinery, status, controls)
+        try:
+            finished = TrainingLoop(config, machinery, lead).run()
+        finally:
+            if lead.release is not None:
+                lead.release.close()
         status.state = trainer_pb2.TRAINER_STATE_FINISHED
         return finished
     except BaseException:
@@ -110,14 +116,15 @@ def _lead(config: Config, machinery: Machinery, controls: Controls) -> bool:
         server.stop()
 
 
-def _sampled(config: Config, engine: TrainEngine, status: Status, controls: Controls) -> Lead:
+def _sampled(config: Config, machinery: Machinery, status: Status, controls: Controls) -> Lead:
     client = connect(config.redis)
     data = load_prompts(config.data, _tokenizer(config), config.run.seed)
     _tell_dropped(data.dropped)
     rounds = config.algorithm.dynamic_sampling_rounds if configured_algorithm(config).dynamic_sampling else 0
-    conductor = Conductor(config, data, client, status, controls, _replay_check(config, engine), rounds)
+    conductor = Conductor(config, data, client, status, controls, _replay_check(config, machinery.engine), rounds)
     publisher = Publisher(config.run.path / "weights", WeightFeed(client, config.run.name), config.trainer.keep_weights)
-    return Lead(conductor, Records(config.run.path), publisher)
+    transfer = open_transfer(config, client, machinery.source, machinery.engine.device)
+    return Lead(conductor, Records(config.run.path), Release(publisher, config.weights, transfer))
 
 
 def _pairs(config: Config, status: Status, controls: Controls) -> Lead:

@@ -4,7 +4,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 import structlog
 from trivet.v1 import step_pb2, trainer_pb2
@@ -26,11 +25,12 @@ from services.trainer.checkpoint import (
 )
 from services.trainer.engine import TrainEngine
 from services.trainer.preference_update import PreferenceUpdater
-from services.trainer.publication import Publisher
+from services.trainer.publication import Publication, Release
 from services.trainer.recording import Recorder
 from services.trainer.step_source import StepSource
 from services.trainer.summary import summarize
 from services.trainer.update import Updater
+from services.trainer.weight_source import WeightSource
 
 log = get_logger(__name__)
 
@@ -44,15 +44,17 @@ class Machinery:
     checkpoints: Checkpoints
     recorder: Recorder
     model: str
+    # None where every version goes to disk.
+    source: WeightSource | None = None
 
 
 @dataclass(frozen=True)
 class Lead:
-    """What rank 0 has beside it. Without a publisher the policy goes nowhere but into checkpoints."""
+    """What rank 0 has beside it. Without a release the policy goes nowhere but into checkpoints."""
 
     source: StepSource
     records: Records
-    publisher: Publisher | None
+    release: Release | None
 
 
 class TrainingLoop:
@@ -61,6 +63,7 @@ class TrainingLoop:
         self._config, self._lead = config, lead
         self._engine, self._updater, self._checkpoints = machinery.engine, machinery.updater, machinery.checkpoints
         self._recorder, self._model = machinery.recorder, machinery.model
+        self._publication = Publication(machinery.engine, machinery.source, lead.release if lead else None)
         self._step = 0
         self._phases: dict[str, float] = {}
         self._evaluated: int | None = None
@@ -149,17 +152,11 @@ class TrainingLoop:
     def _publish(self) -> None:
         if self._config.data.preferences is None:
             with self._phase("publish"), metrics.PUBLISH_SECONDS.time():
-                publisher = self._lead.publisher if self._lead else None
-                staged = self._broadcast_path(publisher.staging() if publisher else None)
-                self._engine.export(staged)
-                if publisher is not None:
-                    publisher.publish(staged, self._step)
+                last = self._step == self._config.trainer.steps
+                self._publication.publish(self._step, durable=last or self._due(self._config.trainer.checkpoint_every))
         if self._lead is not None:
             # Before anything else, so that the rollouts have work while the rest is written down.
             self._lead.source.issue()
-
-    def _broadcast_path(self, path: Path | None) -> Path:
-        return Path(self._engine.broadcast_bytes(None if path is None else str(path).encode()).decode())
 
     def _record(self, order: step_pb2.StepOrder) -> None:
         if self._lead is None:

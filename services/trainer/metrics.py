@@ -41,6 +41,18 @@ PUBLISH_SECONDS = Histogram(
     "trivet_trainer_publish_seconds", "Seconds to export and announce a policy version", buckets=LONG_SECONDS
 )
 PUBLISHED_BYTES = Gauge("trivet_trainer_published_bytes", "Size of the newest policy version")
+TRANSFER_SECONDS = Histogram(
+    "trivet_trainer_weight_transfer_seconds",
+    "Seconds to hand a policy version over from memory to memory, until every rollout of the group draws under it",
+    buckets=LONG_SECONDS,
+)
+TRANSFER_BYTES = Counter("trivet_trainer_weight_transfer_bytes_total", "Bytes of policy versions handed over in memory")
+TRANSFER_FAILURES = Counter(
+    "trivet_trainer_weight_transfer_failures_total",
+    "Rollouts or groups that a version did not reach from memory, by reason; it then went to disk",
+    ["code"],
+)
+TRANSFER_MEMBERS = Gauge("trivet_trainer_weight_transfer_rollouts", "Rollouts that the next policy version goes to")
 CHECKPOINT_SECONDS = Histogram(
     "trivet_trainer_checkpoint_seconds", "Seconds to save a checkpoint", buckets=LONG_SECONDS
 )

@@ -1,15 +1,25 @@
-"""Policy versions on disk: written whole or not at all, announced, and pruned."""
+"""Policy versions on their way to the rollouts: on disk, written whole or not at all and pruned, or from memory."""
 
 import shutil
+import time
+import uuid
+from collections.abc import Callable
 from pathlib import Path
 
+import xxhash
 from trivet.v1 import weights_pb2
 
+from services.common.config import WeightsConfig
 from services.common.weights import WeightFeed, describe_weights
 from services.trainer import metrics
+from services.trainer.engine import TrainEngine
+from services.trainer.weight_source import WeightSource
+from services.trainer.weight_transfer import WeightTransfer
 
 
 class Publisher:
+    """Versions on disk."""
+
     def __init__(self, directory: Path, feed: WeightFeed, keep: int) -> None:
         self._directory, self._feed, self._keep = directory.absolute(), feed, keep
         self._directory.mkdir(parents=True, exist_ok=True)
@@ -21,8 +31,8 @@ class Publisher:
         shutil.rmtree(path, ignore_errors=True)
         return path
 
-    def publish(self, staged: Path, version: int) -> weights_pb2.WeightVersion:
-        """Names the directory by version and content, announces it, and removes versions that nobody loads any more."""
+    def store(self, staged: Path, version: int) -> weights_pb2.WeightVersion:
+        """Names the directory by version and content, and removes versions that nobody loads any more."""
         described = describe_weights(staged, version)
         final = self._directory / f"v{version:06d}-{described.fingerprint[:8]}"
         if final.exists():
@@ -31,10 +41,12 @@ class Publisher:
         else:
             staged.rename(final)
         described.path = str(final)
-        self._feed.announce(described)
         metrics.PUBLISHED_BYTES.set(sum(file.size for file in described.files))
         self._prune(final)
         return described
+
+    def announce(self, weights: weights_pb2.WeightVersion) -> None:
+        self._feed.announce(weights)
 
     def _prune(self, newest: Path) -> None:
         self._published = [path for path in self._published if path != newest] + [newest]
@@ -43,3 +55,91 @@ class Publisher:
             if path not in kept:
                 shutil.rmtree(path)
         self._published = self._published[-self._keep :]
+
+
+class Release:
+    """What rank 0 decides and does about one version after the other."""
+
+    def __init__(self, publisher: Publisher, config: WeightsConfig, transfer: WeightTransfer | None = None) -> None:
+        """`transfer` hands versions over in memory; without it each goes to disk."""
+        self._publisher, self._every, self._transfer = publisher, config.disk_every, transfer
+        # Weights of one version can differ between two lives of the trainer.
+        self._life = uuid.uuid4().hex
+        self._first = True
+        self._weights = weights_pb2.WeightVersion()
+        self._everybody = False
+
+    def plan(self, version: int, *, durable: bool) -> weights_pb2.PublicationPlan:
+        """`durable` versions go to disk in any case, as does one that a rollout would miss."""
+        self._weights = weights_pb2.WeightVersion(
+            version=version, fingerprint=self._name(version), published_at=time.time()
+        )
+        covered = self._transfer is not None and self._transfer.prepare()
+        disk = not covered or durable or self._first or version % self._every == 0
+        self._first = False
+        self._everybody = disk
+        return weights_pb2.PublicationPlan(
+            staging=str(self._publisher.staging()) if disk else "",
+            transfer=self._transfer is not None and bool(self._transfer.group),
+        )
+
+    def stored(self, staged: Path) -> None:
+        self._weights = self._publisher.store(staged, self._weights.version)
+
+    def send(self, source: WeightSource) -> None:
+        if self._transfer is not None:
+            sent = self._transfer.send(self._weights, iter(source))
+            self._everybody = self._everybody or sent
+
+    def rest(self) -> weights_pb2.PublicationPlan:
+        """What is left to do for those that the version did not reach."""
+        return weights_pb2.PublicationPlan(staging="" if self._everybody else str(self._publisher.staging()))
+
+    def announce(self) -> None:
+        self._publisher.announce(self._weights)
+
+    def close(self) -> None:
+        if self._transfer is not None:
+            self._transfer.close()
+
+    def _name(self, version: int) -> str:
+        return xxhash.xxh3_64_hexdigest(f"{self._life}/{version}".encode())
+
+
+class Publication:
+    """Every rank's part; rank 0 has a `release`."""
+
+    def __init__(self, engine: TrainEngine, source: WeightSource | None, release: Release | None) -> None:
+        """`source` is needed where versions are handed over in memory."""
+        self._engine, self._source, self._release = engine, source, release
+
+    def publish(self, version: int, *, durable: bool) -> None:
+        """Returns once every rollout has the version or can load it. Collective."""
+        plan = self._shared(lambda release: release.plan(version, durable=durable))
+        self._export(plan)
+        if plan.transfer:
+            self._send()
+            self._export(self._shared(Release.rest))
+        if self._release is not None:
+            self._release.announce()
+
+    def _send(self) -> None:
+        if self._source is None:
+            raise ValueError("versions are to be handed over in memory, but there is no source of their tensors")
+        if self._release is not None:
+            self._release.send(self._source)
+        else:
+            self._source.gather()
+
+    def _export(self, plan: weights_pb2.PublicationPlan) -> None:
+        if not plan.staging:
+            return
+        staged = Path(plan.staging)
+        self._engine.export(staged)
+        if self._release is not None:
+            self._release.stored(staged)
+
+    def _shared(self, decide: Callable[[Release], weights_pb2.PublicationPlan]) -> weights_pb2.PublicationPlan:
+        """Rank 0's decision on every rank."""
+        data = None if self._release is None else decide(self._release).SerializeToString()
+        return weights_pb2.PublicationPlan.FromString(self._engine.broadcast_bytes(data))

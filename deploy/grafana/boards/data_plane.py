@@ -174,6 +174,27 @@ WEIGHTS: tuple[Panel, ...] = (
         last("trivet_trainer_checkpoint_bytes", "checkpoint"),
         minimum=0,
     ),
+    lines(
+        "Rollouts that get weights from memory",
+        "Where weights.transfer is nccl or ipc: how many the next policy version goes to past the disk.",
+        "none",
+        last("trivet_trainer_weight_transfer_rollouts", "in the group"),
+        width=12,
+        minimum=0,
+    ),
+    lines(
+        "Weight transfers that failed",
+        "In an hour, by reason; the version went to disk instead. An alert fires after three in half an hour.",
+        "none",
+        Query(
+            f"sum by (code) (increase(trivet_trainer_weight_transfer_failures_total{{{RUN}}}[1h]))"
+            ' or label_replace(vector(0), "code", "none", "", "")',
+            "{{code}}",
+        ),
+        width=12,
+        minimum=0,
+        alerts=("weight-transfer-failing",),
+    ),
 )
 
 REDIS: tuple[Panel, ...] = (

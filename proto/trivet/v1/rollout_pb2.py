@@ -26,13 +26,15 @@ from trivet.v1 import sample_pb2 as trivet_dot_v1_dot_sample__pb2
 from trivet.v1 import weights_pb2 as trivet_dot_v1_dot_weights__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17trivet/v1/rollout.proto\x12\ttrivet.v1\x1a\x16trivet/v1/sample.proto\x1a\x17trivet/v1/weights.proto\"4\n\x0fGenerateRequest\x12!\n\x06prompt\x18\x01 \x01(\x0b\x32\x11.trivet.v1.Prompt\"C\n\x10GenerateResponse\x12\x1f\n\x05group\x18\x01 \x01(\x0b\x32\x10.trivet.v1.Group\x12\x0e\n\x06replay\x18\x02 \x03(\x0c\"?\n\x12LoadWeightsRequest\x12)\n\x07weights\x18\x01 \x01(\x0b\x32\x18.trivet.v1.WeightVersion\"7\n\x13LoadWeightsResponse\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x0f\n\x07seconds\x18\x02 \x01(\x01\"\x1c\n\x1aRolloutServicePauseRequest\"\x1d\n\x1bRolloutServicePauseResponse\"\x1d\n\x1bRolloutServiceResumeRequest\"\x1e\n\x1cRolloutServiceResumeResponse\" \n\x1eRolloutServiceGetStatusRequest\"\xe3\x01\n\x1fRolloutServiceGetStatusResponse\x12\x12\n\nrollout_id\x18\x01 \x01(\t\x12\x0e\n\x06paused\x18\x02 \x01(\x08\x12\x0f\n\x07version\x18\x03 \x01(\x04\x12\x13\n\x0b\x66ingerprint\x18\x04 \x01(\t\x12\x16\n\x0erunning_groups\x18\x05 \x01(\r\x12\x0e\n\x06groups\x18\x06 \x01(\x04\x12\x0f\n\x07samples\x18\x07 \x01(\x04\x12\x0e\n\x06tokens\x18\x08 \x01(\x04\x12\x19\n\x11tokens_per_second\x18\t \x01(\x01\x12\x12\n\nload_error\x18\n \x01(\t2\xba\x03\n\x0eRolloutService\x12\x43\n\x08Generate\x12\x1a.trivet.v1.GenerateRequest\x1a\x1b.trivet.v1.GenerateResponse\x12L\n\x0bLoadWeights\x12\x1d.trivet.v1.LoadWeightsRequest\x1a\x1e.trivet.v1.LoadWeightsResponse\x12V\n\x05Pause\x12%.trivet.v1.RolloutServicePauseRequest\x1a&.trivet.v1.RolloutServicePauseResponse\x12Y\n\x06Resume\x12&.trivet.v1.RolloutServiceResumeRequest\x1a\'.trivet.v1.RolloutServiceResumeResponse\x12\x62\n\tGetStatus\x12).trivet.v1.RolloutServiceGetStatusRequest\x1a*.trivet.v1.RolloutServiceGetStatusResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17trivet/v1/rollout.proto\x12\ttrivet.v1\x1a\x16trivet/v1/sample.proto\x1a\x17trivet/v1/weights.proto\"4\n\x0fGenerateRequest\x12!\n\x06prompt\x18\x01 \x01(\x0b\x32\x11.trivet.v1.Prompt\"C\n\x10GenerateResponse\x12\x1f\n\x05group\x18\x01 \x01(\x0b\x32\x10.trivet.v1.Group\x12\x0e\n\x06replay\x18\x02 \x03(\x0c\"?\n\x12LoadWeightsRequest\x12)\n\x07weights\x18\x01 \x01(\x0b\x32\x18.trivet.v1.WeightVersion\"7\n\x13LoadWeightsResponse\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x0f\n\x07seconds\x18\x02 \x01(\x01\"\x7f\n\x13JoinTransferRequest\x12\r\n\x05group\x18\x01 \x01(\t\x12\'\n\x04nccl\x18\x02 \x01(\x0b\x32\x17.trivet.v1.NcclTransferH\x00\x12%\n\x03ipc\x18\x03 \x01(\x0b\x32\x16.trivet.v1.IpcTransferH\x00\x42\t\n\x07\x62\x61\x63kend\"`\n\x0cNcclTransfer\x12\x11\n\tunique_id\x18\x01 \x01(\x0c\x12\x12\n\nworld_size\x18\x02 \x01(\r\x12\x13\n\x0brank_offset\x18\x03 \x01(\r\x12\x14\n\x0c\x62uffer_bytes\x18\x04 \x01(\x04\"\r\n\x0bIpcTransfer\"\x16\n\x14JoinTransferResponse\"\x9f\x01\n\x14UpdateWeightsRequest\x12)\n\x05\x62\x65gin\x18\x01 \x01(\x0b\x32\x18.trivet.v1.TransferBeginH\x00\x12\'\n\x04part\x18\x02 \x01(\x0b\x32\x17.trivet.v1.TransferPartH\x00\x12+\n\x06\x66inish\x18\x03 \x01(\x0b\x32\x19.trivet.v1.TransferFinishH\x00\x42\x06\n\x04step\"x\n\rTransferBegin\x12\r\n\x05group\x18\x01 \x01(\t\x12)\n\x07weights\x18\x02 \x01(\x0b\x32\x18.trivet.v1.WeightVersion\x12-\n\x07tensors\x18\x03 \x03(\x0b\x32\x1c.trivet.v1.TensorDescription\"S\n\x0cTransferPart\x12\r\n\x05\x66irst\x18\x01 \x01(\r\x12\r\n\x05\x63ount\x18\x02 \x01(\r\x12%\n\x06\x62uffer\x18\x03 \x01(\x0b\x32\x15.trivet.v1.CudaBuffer\"\x10\n\x0eTransferFinish\"Q\n\x15UpdateWeightsResponse\x12\'\n\x05stage\x18\x01 \x01(\x0e\x32\x18.trivet.v1.TransferStage\x12\x0f\n\x07seconds\x18\x02 \x01(\x01\"\xfd\x01\n\nCudaBuffer\x12\x0e\n\x06\x64\x65vice\x18\x01 \x01(\t\x12\x14\n\x0c\x64\x65vice_index\x18\x02 \x01(\r\x12\x0c\n\x04size\x18\x03 \x01(\x04\x12\x16\n\x0estorage_handle\x18\x04 \x01(\x0c\x12\x14\n\x0cstorage_size\x18\x05 \x01(\x04\x12\x16\n\x0estorage_offset\x18\x06 \x01(\x04\x12 \n\x18reference_counter_handle\x18\x07 \x01(\x0c\x12 \n\x18reference_counter_offset\x18\x08 \x01(\x04\x12\x14\n\x0c\x65vent_handle\x18\t \x01(\x0c\x12\x1b\n\x13\x65vent_sync_required\x18\n \x01(\x08\"Y\n\x11RegisteredRollout\x12\x12\n\nrollout_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0e\n\x06\x65ngine\x18\x03 \x01(\t\x12\x0f\n\x07\x64\x65vices\x18\x04 \x03(\t\"\x1c\n\x1aRolloutServicePauseRequest\"\x1d\n\x1bRolloutServicePauseResponse\"\x1d\n\x1bRolloutServiceResumeRequest\"\x1e\n\x1cRolloutServiceResumeResponse\" \n\x1eRolloutServiceGetStatusRequest\"\xf3\x01\n\x1fRolloutServiceGetStatusResponse\x12\x12\n\nrollout_id\x18\x01 \x01(\t\x12\x0e\n\x06paused\x18\x02 \x01(\x08\x12\x0f\n\x07version\x18\x03 \x01(\x04\x12\x13\n\x0b\x66ingerprint\x18\x04 \x01(\t\x12\x16\n\x0erunning_groups\x18\x05 \x01(\r\x12\x0e\n\x06groups\x18\x06 \x01(\x04\x12\x0f\n\x07samples\x18\x07 \x01(\x04\x12\x0e\n\x06tokens\x18\x08 \x01(\x04\x12\x19\n\x11tokens_per_second\x18\t \x01(\x01\x12\x12\n\nload_error\x18\n \x01(\t\x12\x0e\n\x06\x65ngine\x18\x0b \x01(\t*\x81\x01\n\rTransferStage\x12\x1e\n\x1aTRANSFER_STAGE_UNSPECIFIED\x10\x00\x12\x18\n\x14TRANSFER_STAGE_READY\x10\x01\x12\x19\n\x15TRANSFER_STAGE_LOADED\x10\x02\x12\x1b\n\x17TRANSFER_STAGE_FINISHED\x10\x03\x32\xe3\x04\n\x0eRolloutService\x12\x43\n\x08Generate\x12\x1a.trivet.v1.GenerateRequest\x1a\x1b.trivet.v1.GenerateResponse\x12L\n\x0bLoadWeights\x12\x1d.trivet.v1.LoadWeightsRequest\x1a\x1e.trivet.v1.LoadWeightsResponse\x12O\n\x0cJoinTransfer\x12\x1e.trivet.v1.JoinTransferRequest\x1a\x1f.trivet.v1.JoinTransferResponse\x12V\n\rUpdateWeights\x12\x1f.trivet.v1.UpdateWeightsRequest\x1a .trivet.v1.UpdateWeightsResponse(\x01\x30\x01\x12V\n\x05Pause\x12%.trivet.v1.RolloutServicePauseRequest\x1a&.trivet.v1.RolloutServicePauseResponse\x12Y\n\x06Resume\x12&.trivet.v1.RolloutServiceResumeRequest\x1a\'.trivet.v1.RolloutServiceResumeResponse\x12\x62\n\tGetStatus\x12).trivet.v1.RolloutServiceGetStatusRequest\x1a*.trivet.v1.RolloutServiceGetStatusResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'trivet.v1.rollout_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_TRANSFERSTAGE']._serialized_start=1820
+  _globals['_TRANSFERSTAGE']._serialized_end=1949
   _globals['_GENERATEREQUEST']._serialized_start=87
   _globals['_GENERATEREQUEST']._serialized_end=139
   _globals['_GENERATERESPONSE']._serialized_start=141
@@ -41,18 +43,40 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LOADWEIGHTSREQUEST']._serialized_end=273
   _globals['_LOADWEIGHTSRESPONSE']._serialized_start=275
   _globals['_LOADWEIGHTSRESPONSE']._serialized_end=330
-  _globals['_ROLLOUTSERVICEPAUSEREQUEST']._serialized_start=332
-  _globals['_ROLLOUTSERVICEPAUSEREQUEST']._serialized_end=360
-  _globals['_ROLLOUTSERVICEPAUSERESPONSE']._serialized_start=362
-  _globals['_ROLLOUTSERVICEPAUSERESPONSE']._serialized_end=391
-  _globals['_ROLLOUTSERVICERESUMEREQUEST']._serialized_start=393
-  _globals['_ROLLOUTSERVICERESUMEREQUEST']._serialized_end=422
-  _globals['_ROLLOUTSERVICERESUMERESPONSE']._serialized_start=424
-  _globals['_ROLLOUTSERVICERESUMERESPONSE']._serialized_end=454
-  _globals['_ROLLOUTSERVICEGETSTATUSREQUEST']._serialized_start=456
-  _globals['_ROLLOUTSERVICEGETSTATUSREQUEST']._serialized_end=488
-  _globals['_ROLLOUTSERVICEGETSTATUSRESPONSE']._serialized_start=491
-  _globals['_ROLLOUTSERVICEGETSTATUSRESPONSE']._serialized_end=718
-  _globals['_ROLLOUTSERVICE']._serialized_start=721
-  _globals['_ROLLOUTSERVICE']._serialized_end=1163
+  _globals['_JOINTRANSFERREQUEST']._serialized_start=332
+  _globals['_JOINTRANSFERREQUEST']._serialized_end=459
+  _globals['_NCCLTRANSFER']._serialized_start=461
+  _globals['_NCCLTRANSFER']._serialized_end=557
+  _globals['_IPCTRANSFER']._serialized_start=559
+  _globals['_IPCTRANSFER']._serialized_end=572
+  _globals['_JOINTRANSFERRESPONSE']._serialized_start=574
+  _globals['_JOINTRANSFERRESPONSE']._serialized_end=596
+  _globals['_UPDATEWEIGHTSREQUEST']._serialized_start=599
+  _globals['_UPDATEWEIGHTSREQUEST']._serialized_end=758
+  _globals['_TRANSFERBEGIN']._serialized_start=760
+  _globals['_TRANSFERBEGIN']._serialized_end=880
+  _globals['_TRANSFERPART']._serialized_start=882
+  _globals['_TRANSFERPART']._serialized_end=965
+  _globals['_TRANSFERFINISH']._serialized_start=967
+  _globals['_TRANSFERFINISH']._serialized_end=983
+  _globals['_UPDATEWEIGHTSRESPONSE']._serialized_start=985
+  _globals['_UPDATEWEIGHTSRESPONSE']._serialized_end=1066
+  _globals['_CUDABUFFER']._serialized_start=1069
+  _globals['_CUDABUFFER']._serialized_end=1322
+  _globals['_REGISTEREDROLLOUT']._serialized_start=1324
+  _globals['_REGISTEREDROLLOUT']._serialized_end=1413
+  _globals['_ROLLOUTSERVICEPAUSEREQUEST']._serialized_start=1415
+  _globals['_ROLLOUTSERVICEPAUSEREQUEST']._serialized_end=1443
+  _globals['_ROLLOUTSERVICEPAUSERESPONSE']._serialized_start=1445
+  _globals['_ROLLOUTSERVICEPAUSERESPONSE']._serialized_end=1474
+  _globals['_ROLLOUTSERVICERESUMEREQUEST']._serialized_start=1476
+  _globals['_ROLLOUTSERVICERESUMEREQUEST']._serialized_end=1505
+  _globals['_ROLLOUTSERVICERESUMERESPONSE']._serialized_start=1507
+  _globals['_ROLLOUTSERVICERESUMERESPONSE']._serialized_end=1537
+  _globals['_ROLLOUTSERVICEGETSTATUSREQUEST']._serialized_start=1539
+  _globals['_ROLLOUTSERVICEGETSTATUSREQUEST']._serialized_end=1571
+  _globals['_ROLLOUTSERVICEGETSTATUSRESPONSE']._serialized_start=1574
+  _globals['_ROLLOUTSERVICEGETSTATUSRESPONSE']._serialized_end=1817
+  _globals['_ROLLOUTSERVICE']._serialized_start=1952
+  _globals['_ROLLOUTSERVICE']._serialized_end=2563
 # @@protoc_insertion_point(module_scope)

@@ -44,6 +44,16 @@ class RolloutServiceStub:
                 request_serializer=trivet_dot_v1_dot_rollout__pb2.LoadWeightsRequest.SerializeToString,
                 response_deserializer=trivet_dot_v1_dot_rollout__pb2.LoadWeightsResponse.FromString,
                 _registered_method=True)
+        self.JoinTransfer = channel.unary_unary(
+                '/trivet.v1.RolloutService/JoinTransfer',
+                request_serializer=trivet_dot_v1_dot_rollout__pb2.JoinTransferRequest.SerializeToString,
+                response_deserializer=trivet_dot_v1_dot_rollout__pb2.JoinTransferResponse.FromString,
+                _registered_method=True)
+        self.UpdateWeights = channel.stream_stream(
+                '/trivet.v1.RolloutService/UpdateWeights',
+                request_serializer=trivet_dot_v1_dot_rollout__pb2.UpdateWeightsRequest.SerializeToString,
+                response_deserializer=trivet_dot_v1_dot_rollout__pb2.UpdateWeightsResponse.FromString,
+                _registered_method=True)
         self.Pause = channel.unary_unary(
                 '/trivet.v1.RolloutService/Pause',
                 request_serializer=trivet_dot_v1_dot_rollout__pb2.RolloutServicePauseRequest.SerializeToString,
@@ -73,6 +83,21 @@ class RolloutServiceServicer:
 
     def LoadWeights(self, request, context):
         """Loads a published version. A failed load keeps the old one and returns FAILED_PRECONDITION.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def JoinTransfer(self, request, context):
+        """Joins the trainer and other rollouts in a group that hands weights from memory to memory; leaves the group before.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UpdateWeights(self, request_iterator, context):
+        """One version out of the trainer's memory: begin, parts, finish, each answered before the next is sent.
+        A call that ends between its first part and its finish costs the rollout a restart of its engine.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -109,6 +134,16 @@ def add_RolloutServiceServicer_to_server(servicer, server):
                     servicer.LoadWeights,
                     request_deserializer=trivet_dot_v1_dot_rollout__pb2.LoadWeightsRequest.FromString,
                     response_serializer=trivet_dot_v1_dot_rollout__pb2.LoadWeightsResponse.SerializeToString,
+            ),
+            'JoinTransfer': grpc.unary_unary_rpc_method_handler(
+                    servicer.JoinTransfer,
+                    request_deserializer=trivet_dot_v1_dot_rollout__pb2.JoinTransferRequest.FromString,
+                    response_serializer=trivet_dot_v1_dot_rollout__pb2.JoinTransferResponse.SerializeToString,
+            ),
+            'UpdateWeights': grpc.stream_stream_rpc_method_handler(
+                    servicer.UpdateWeights,
+                    request_deserializer=trivet_dot_v1_dot_rollout__pb2.UpdateWeightsRequest.FromString,
+                    response_serializer=trivet_dot_v1_dot_rollout__pb2.UpdateWeightsResponse.SerializeToString,
             ),
             'Pause': grpc.unary_unary_rpc_method_handler(
                     servicer.Pause,
@@ -180,6 +215,60 @@ class RolloutService:
             '/trivet.v1.RolloutService/LoadWeights',
             trivet_dot_v1_dot_rollout__pb2.LoadWeightsRequest.SerializeToString,
             trivet_dot_v1_dot_rollout__pb2.LoadWeightsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def JoinTransfer(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/trivet.v1.RolloutService/JoinTransfer',
+            trivet_dot_v1_dot_rollout__pb2.JoinTransferRequest.SerializeToString,
+            trivet_dot_v1_dot_rollout__pb2.JoinTransferResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UpdateWeights(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/trivet.v1.RolloutService/UpdateWeights',
+            trivet_dot_v1_dot_rollout__pb2.UpdateWeightsRequest.SerializeToString,
+            trivet_dot_v1_dot_rollout__pb2.UpdateWeightsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -35,6 +35,12 @@ class RolloutServiceStub:
     """Samples a group directly, past the streams."""
     LoadWeights: _grpc.UnaryUnaryMultiCallable[_rollout_pb2.LoadWeightsRequest, _rollout_pb2.LoadWeightsResponse]
     """Loads a published version. A failed load keeps the old one and returns FAILED_PRECONDITION."""
+    JoinTransfer: _grpc.UnaryUnaryMultiCallable[_rollout_pb2.JoinTransferRequest, _rollout_pb2.JoinTransferResponse]
+    """Joins the trainer and other rollouts in a group that hands weights from memory to memory; leaves the group before."""
+    UpdateWeights: _grpc.StreamStreamMultiCallable[_rollout_pb2.UpdateWeightsRequest, _rollout_pb2.UpdateWeightsResponse]
+    """One version out of the trainer's memory: begin, parts, finish, each answered before the next is sent.
+    A call that ends between its first part and its finish costs the rollout a restart of its engine.
+    """
     Pause: _grpc.UnaryUnaryMultiCallable[_rollout_pb2.RolloutServicePauseRequest, _rollout_pb2.RolloutServicePauseResponse]
     """Stops taking prompts; samples that run are finished."""
     Resume: _grpc.UnaryUnaryMultiCallable[_rollout_pb2.RolloutServiceResumeRequest, _rollout_pb2.RolloutServiceResumeResponse]
@@ -47,6 +53,12 @@ class RolloutServiceAsyncStub(RolloutServiceStub):
     """Samples a group directly, past the streams."""
     LoadWeights: _aio.UnaryUnaryMultiCallable[_rollout_pb2.LoadWeightsRequest, _rollout_pb2.LoadWeightsResponse]  # type: ignore[assignment]
     """Loads a published version. A failed load keeps the old one and returns FAILED_PRECONDITION."""
+    JoinTransfer: _aio.UnaryUnaryMultiCallable[_rollout_pb2.JoinTransferRequest, _rollout_pb2.JoinTransferResponse]  # type: ignore[assignment]
+    """Joins the trainer and other rollouts in a group that hands weights from memory to memory; leaves the group before."""
+    UpdateWeights: _aio.StreamStreamMultiCallable[_rollout_pb2.UpdateWeightsRequest, _rollout_pb2.UpdateWeightsResponse]  # type: ignore[assignment]
+    """One version out of the trainer's memory: begin, parts, finish, each answered before the next is sent.
+    A call that ends between its first part and its finish costs the rollout a restart of its engine.
+    """
     Pause: _aio.UnaryUnaryMultiCallable[_rollout_pb2.RolloutServicePauseRequest, _rollout_pb2.RolloutServicePauseResponse]  # type: ignore[assignment]
     """Stops taking prompts; samples that run are finished."""
     Resume: _aio.UnaryUnaryMultiCallable[_rollout_pb2.RolloutServiceResumeRequest, _rollout_pb2.RolloutServiceResumeResponse]  # type: ignore[assignment]
@@ -68,6 +80,24 @@ class RolloutServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_rollout_pb2.LoadWeightsResponse, _abc.Awaitable[_rollout_pb2.LoadWeightsResponse]]:
         """Loads a published version. A failed load keeps the old one and returns FAILED_PRECONDITION."""
+
+    @_abc_1.abstractmethod
+    def JoinTransfer(
+        self,
+        request: _rollout_pb2.JoinTransferRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_rollout_pb2.JoinTransferResponse, _abc.Awaitable[_rollout_pb2.JoinTransferResponse]]:
+        """Joins the trainer and other rollouts in a group that hands weights from memory to memory; leaves the group before."""
+
+    @_abc_1.abstractmethod
+    def UpdateWeights(
+        self,
+        request_iterator: _MaybeAsyncIterator[_rollout_pb2.UpdateWeightsRequest],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_rollout_pb2.UpdateWeightsResponse], _abc.AsyncIterator[_rollout_pb2.UpdateWeightsResponse]]:
+        """One version out of the trainer's memory: begin, parts, finish, each answered before the next is sent.
+        A call that ends between its first part and its finish costs the rollout a restart of its engine.
+        """
 
     @_abc_1.abstractmethod
     def Pause(

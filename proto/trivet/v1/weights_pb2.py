@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17trivet/v1/weights.proto\x12\ttrivet.v1\":\n\nWeightFile\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04size\x18\x02 \x01(\x04\x12\x10\n\x08\x63hecksum\x18\x03 \x01(\x06\"\x7f\n\rWeightVersion\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x0c\n\x04path\x18\x02 \x01(\t\x12$\n\x05\x66iles\x18\x03 \x03(\x0b\x32\x15.trivet.v1.WeightFile\x12\x13\n\x0b\x66ingerprint\x18\x04 \x01(\t\x12\x14\n\x0cpublished_at\x18\x05 \x01(\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17trivet/v1/weights.proto\x12\ttrivet.v1\":\n\nWeightFile\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04size\x18\x02 \x01(\x04\x12\x10\n\x08\x63hecksum\x18\x03 \x01(\x06\"\x7f\n\rWeightVersion\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x0c\n\x04path\x18\x02 \x01(\t\x12$\n\x05\x66iles\x18\x03 \x03(\x0b\x32\x15.trivet.v1.WeightFile\x12\x13\n\x0b\x66ingerprint\x18\x04 \x01(\t\x12\x14\n\x0cpublished_at\x18\x05 \x01(\x01\"?\n\x11TensorDescription\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\r\n\x05shape\x18\x03 \x03(\x04\"4\n\x0fPublicationPlan\x12\x0f\n\x07staging\x18\x01 \x01(\t\x12\x10\n\x08transfer\x18\x02 \x01(\x08\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,4 +35,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_WEIGHTFILE']._serialized_end=96
   _globals['_WEIGHTVERSION']._serialized_start=98
   _globals['_WEIGHTVERSION']._serialized_end=225
+  _globals['_TENSORDESCRIPTION']._serialized_start=227
+  _globals['_TENSORDESCRIPTION']._serialized_end=290
+  _globals['_PUBLICATIONPLAN']._serialized_start=292
+  _globals['_PUBLICATIONPLAN']._serialized_end=344
 # @@protoc_insertion_point(module_scope)

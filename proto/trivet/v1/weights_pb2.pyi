@@ -29,3 +29,21 @@ class WeightVersion(_message.Message):
     fingerprint: str
     published_at: float
     def __init__(self, version: _Optional[int] = ..., path: _Optional[str] = ..., files: _Optional[_Iterable[_Union[WeightFile, _Mapping]]] = ..., fingerprint: _Optional[str] = ..., published_at: _Optional[float] = ...) -> None: ...
+
+class TensorDescription(_message.Message):
+    __slots__ = ("name", "dtype", "shape")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    dtype: str
+    shape: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, name: _Optional[str] = ..., dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class PublicationPlan(_message.Message):
+    __slots__ = ("staging", "transfer")
+    STAGING_FIELD_NUMBER: _ClassVar[int]
+    TRANSFER_FIELD_NUMBER: _ClassVar[int]
+    staging: str
+    transfer: bool
+    def __init__(self, staging: _Optional[str] = ..., transfer: _Optional[bool] = ...) -> None: ...

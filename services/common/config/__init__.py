@@ -29,6 +29,7 @@ from services.common.config.stability import (
     StabilityConfig,
     UnbiasedKl,
 )
+from services.common.config.weights import WeightsConfig
 
 __all__ = [
     "AlgorithmConfig",
@@ -57,6 +58,7 @@ __all__ = [
     "StabilityConfig",
     "TrainerConfig",
     "UnbiasedKl",
+    "WeightsConfig",
     "load_config",
     "parse_config",
 ]

@@ -16,6 +16,7 @@ from services.common.config.run import (
 )
 from services.common.config.services import ReferenceConfig, RewardConfig, RolloutConfig, TrainerConfig
 from services.common.config.stability import StabilityConfig
+from services.common.config.weights import WeightsConfig
 
 
 class PrepareConfig(Section):
@@ -42,10 +43,11 @@ class Config(Section):
     reward: RewardConfig = RewardConfig()
     reference: ReferenceConfig = ReferenceConfig()
     trainer: TrainerConfig = TrainerConfig()
+    weights: WeightsConfig = WeightsConfig()
 
     @model_validator(mode="after")
     def _combinations(self) -> "Config":
-        for check in (_lengths, _data, _sampling, _schedule, _servers):
+        for check in (_lengths, _data, _sampling, _schedule, _weights, _servers):
             for problem in check(self):
                 raise ValueError(problem)
         return self
@@ -123,6 +125,34 @@ def _schedule(config: Config) -> Iterator[str]:
             f"trainer.keep_weights is {trainer.keep_weights}, expected at least trainer.max_staleness + 2 "
             f"({trainer.max_staleness + 2}), or a version could vanish while a rollout loads it"
         )
+
+
+def _weights(config: Config) -> Iterator[str]:
+    transfer, trainer, engine = config.weights.transfer, config.trainer, config.rollout.engine
+    if transfer == "disk":
+        return
+    if config.data.preferences is not None:
+        yield f"weights.transfer is {transfer}, expected disk with data.preferences: no rollout takes part"
+    if trainer.device == "cpu":
+        yield f"weights.transfer is {transfer}, expected disk with trainer.device cpu: it goes from GPU to GPU"
+    if engine.get("data_parallel_size", 1) != 1:
+        yield (
+            f"weights.transfer is {transfer}, expected disk with rollout.engine.data_parallel_size "
+            f"{engine['data_parallel_size']}: start as many rollouts instead"
+        )
+    if transfer == "nccl":
+        return
+    if trainer.processes > 1:
+        yield (
+            f"weights.transfer is ipc, expected nccl or disk with trainer.processes {trainer.processes}: "
+            "ipc hands over the memory of one GPU, which one trainer process and the rollouts share"
+        )
+    for name in ("tensor_parallel_size", "pipeline_parallel_size"):
+        if engine.get(name, 1) != 1:
+            yield (
+                f"weights.transfer is ipc, expected nccl or disk with rollout.engine.{name} {engine[name]}: "
+                "a rollout's workers would be on other GPUs than the trainer"
+            )
 
 
 def _servers(config: Config) -> Iterator[str]:

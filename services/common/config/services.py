@@ -38,6 +38,7 @@ class RolloutConfig(Section):
             "worker_extension_cls",
             "enable_return_routed_experts",
             "return_sampling_mask",
+            "weight_transfer_config",
         }
         if taken := owned & self.engine.keys():
             raise ValueError(

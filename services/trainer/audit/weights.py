@@ -19,8 +19,10 @@ def find_weights(config: Config, version: int, fingerprint: str) -> str:
     for directory in candidates:
         if directory.is_dir() and describe_weights(directory, version).fingerprint == fingerprint:
             return str(directory)
+    # A version that went from memory to memory has no files (weights.disk_every).
+    where = str(published) if config.weights.transfer == "disk" else f"{published} (only some versions are)"
     raise InvalidData(
         "weights_unknown",
         f"the rollout samples with version {version} (fingerprint {fingerprint or 'none'}), which is neither in "
-        f"{published} nor model.path ({model}): give the run's own configuration, where its directory can be read",
+        f"{where} nor model.path ({model}): give the run's own configuration, where its directory can be read",
     )

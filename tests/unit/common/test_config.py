@@ -59,6 +59,11 @@ def test_overrides_are_yaml(tree):
         ("data.train={kind: reasoning_gym, path: gcd}", "size is missing"),
         ("sampling.min_p=0.1", "sampling.min_p is not a known key"),
         ("sampling.repetition_penalty=1.1", "sampling.repetition_penalty is not a known key"),
+        ("rollout.engine.weight_transfer_config={backend: nccl}", "which Trivet sets itself"),
+        ("weights.transfer=rdma", "weights.transfer is 'rdma'"),
+        ("weights.disk_every=33", "weights.disk_every is 33"),
+        ("weights.transfer=nccl", "expected disk with trainer.device cpu: it goes from GPU to GPU"),
+        ("weights.transfer=ipc", "expected disk with trainer.device cpu: it goes from GPU to GPU"),
         ("trainer", "expected section.key=value"),
         ("run.name.first=x", "name is not a section"),
     ],
@@ -67,6 +72,38 @@ def test_what_cannot_work_is_refused_at_load_with_a_sentence(override, sentence)
     with pytest.raises(ConfigError) as refusal:
         load_config(QUICKSTART, [override])
     assert sentence in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("trainer.processes=2", "expected nccl or disk with trainer.processes 2: ipc hands over the memory of one GPU"),
+        (
+            "rollout.engine={tensor_parallel_size: 2}",
+            "expected nccl or disk with rollout.engine.tensor_parallel_size 2",
+        ),
+    ],
+)
+def test_ipc_stays_within_one_gpu(override, sentence):
+    gpu = ["trainer.device=auto", "weights.transfer=ipc"]
+    with pytest.raises(ConfigError) as refusal:
+        load_config(QUICKSTART, [*gpu, override])
+    assert sentence in str(refusal.value)
+    assert load_config(QUICKSTART, ["trainer.device=auto", "weights.transfer=nccl", override]).weights.disk_every == 10
+
+
+def test_engines_of_one_rollout_are_not_told_apart():
+    with pytest.raises(ConfigError, match="data_parallel_size 2: start as many rollouts instead"):
+        load_config(
+            QUICKSTART,
+            ["trainer.device=auto", "weights.transfer=nccl", "rollout.engine={data_parallel_size: 2}"],
+        )
+
+
+def test_preferences_have_no_rollout_to_hand_weights_to():
+    dpo = QUICKSTART.with_name("quickstart-dpo.yaml")
+    with pytest.raises(ConfigError, match=r"expected disk with data\.preferences"):
+        load_config(dpo, ["trainer.device=auto", "weights.transfer=nccl"])
 
 
 def test_a_group_of_one_cannot_be_filtered_by_variance():

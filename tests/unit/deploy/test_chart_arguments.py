@@ -102,6 +102,17 @@ def test_one_rank_is_started_without_torchrun(name: str, mounted: Any) -> None:
     assert_opened(config, "trainer", engine.named(documents, "Secret", "demo-trivet")["stringData"])
 
 
+def test_a_trainer_that_hands_weights_over_may_call_the_rollouts(mounted: Any) -> None:
+    documents = render(preset("single-node", "config.weights={transfer: nccl}"))
+    secret = engine.named(documents, "Secret", "demo-trivet")["stringData"]
+
+    for service in ("trainer", "rollout"):
+        config = parse_service_arguments(service, mounted(documents, service).arguments)
+        assert config.weights.transfer == "nccl"
+        assert config.rollout.server.token == secret["rollout-token"]
+        assert (config.reward.server.token, getattr(config, service).server.host) == (None, "0.0.0.0")
+
+
 def torchrun(arguments: list[str]) -> Any:
     from torch.distributed.run import get_args_parser
 
@@ -142,12 +153,14 @@ def test_several_nodes_meet_by_torchrun_s_rendezvous(
 
     documents = render(preset(values, *(CPU_ON_THREE_NODES if values == "cpu" else ())))
     pod = mounted(documents, "trainer")
+    addresses = []
     for index in range(2):
         module, name, *arguments = started(pod, tmp_path / str(index), index)
         assert [module, name] == ["-m", "torch.distributed.run"]
         launch, _, script_arguments = config_from_args(torchrun(arguments))
         assert (launch.min_nodes, launch.max_nodes, launch.nproc_per_node) == (nodes, nodes, ranks)
         assert launch.rdzv_endpoint == "demo-trivet-trainer-0.demo-trivet-trainer-nodes:29400"
+        addresses.append(launch.local_addr)
         parameters = RendezvousParameters(
             backend=launch.rdzv_backend,
             endpoint=launch.rdzv_endpoint,
@@ -163,9 +176,19 @@ def test_several_nodes_meet_by_torchrun_s_rendezvous(
             == engine.chart().merge_values(preset(values))["trainer"]["startSeconds"]
         )
         assert parameters.get_as_int("read_timeout") == 300
+    assert addresses == [f"demo-trivet-trainer-{index}.demo-trivet-trainer-nodes" for index in range(2)]
     offset = script_arguments.index("--config")
     config = parse_service_arguments("trainer", script_arguments[offset:])
     assert_opened(config, "trainer", engine.named(documents, "Secret", "demo-trivet")["stringData"])
+
+
+def test_rank_0_is_pod_0_s_as_service_and_probes_take_it() -> None:
+    """torchrun hands out ranks in the order of addresses; of ten and more names pod 0's is still the first."""
+    from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _NodeDesc
+
+    nodes = [_NodeDesc(f"demo-trivet-trainer-{index}.demo-trivet-trainer-nodes", 100 - index, 0) for index in range(12)]
+    assert sorted(nodes)[0] is nodes[0]
+    assert sorted(_NodeDesc(ip, 100, 0) for ip in ("10.0.0.9", "10.0.0.10"))[0].addr == "10.0.0.10"
 
 
 def test_the_rendezvous_is_where_the_headless_service_names_pod_0() -> None:

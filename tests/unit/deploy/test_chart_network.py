@@ -84,10 +84,14 @@ def test_ranks_of_several_nodes_reach_each_other_and_keda_reaches_redis() -> Non
 
 
 def test_weights_over_the_network_open_trainer_and_rollouts_to_each_other() -> None:
-    out, into = paths(render(preset("multi-node", "networkPolicy.weightTransfer=true")))
+    """NCCL chooses its ports, and connects rollouts among themselves too."""
+    out, into = paths(render(preset("multi-node", "config.weights={transfer: nccl}")))
 
-    both = {("trainer", "rollout", None), ("rollout", "trainer", None)}
-    assert both <= out & into
+    sides = ("trainer", "rollout")
+    assert {(one, other, None) for one in sides for other in sides} <= out & into
+    assert not {path for path in out | into if path[2] is None} - {
+        (one, other, None) for one in sides for other in sides
+    }
 
 
 def test_clients_are_let_in_to_the_services_and_to_nothing_else() -> None:

@@ -5,8 +5,9 @@ import asyncio
 import numpy as np
 from trivet.v1 import sample_pb2, weights_pb2
 
+from services.common.errors import Unavailable
 from services.common.replay import CandidateSets, Replay
-from services.rollout.engine import EngineSample, WeightSpan
+from services.rollout.engine import EngineSample, LoadFailed, WeightSpan
 
 VOCABULARY = 100
 
@@ -41,6 +42,7 @@ def make_sample(prompt, index, *, weights, length=4, record=True):
 
 class FakeEngine:
     max_length, vocabulary = 16, VOCABULARY
+    devices = ("",)
 
     def __init__(self):
         self.weights = weights_pb2.WeightVersion(version=0, fingerprint="base")
@@ -49,6 +51,9 @@ class FakeEngine:
         self.failures = []  # raised by the next calls of generate, one each
         self.load_failures = []
         self.loaded = []
+        self.groups = []
+        self.parts = []
+        self.identity = "first"
         self.entered = asyncio.Event()
         self.gate = asyncio.Event()
         self.gate.set()
@@ -81,6 +86,28 @@ class FakeEngine:
             ]
         finally:
             self.running -= 1
+
+    async def join_transfer(self, request):
+        if self.load_failures:
+            raise self.load_failures.pop(0)
+        self.groups.append(request.group)
+
+    async def receive_weights(self, delivery):
+        """As the real engine: a sender that gives up before the first part leaves everything as it was."""
+        try:
+            part = await delivery.next()
+        except Unavailable as error:
+            raise LoadFailed(error.code, str(error)) from error
+        while part is not None:
+            self.parts.append((part.first, part.count))
+            if self.load_failures:
+                raise self.load_failures.pop(0)
+            try:
+                part = await delivery.next()
+            except Unavailable as error:
+                self.identity = "restarted"
+                raise LoadFailed("weights_refused", str(error)) from error
+        self.weights = delivery.begin.weights
 
     async def load_weights(self, weights):
         if self.load_failures:

@@ -2,9 +2,10 @@ import asyncio
 
 import pytest
 from rollout_fakes import FakeEngine
-from trivet.v1 import weights_pb2
+from trivet.v1 import rollout_pb2, weights_pb2
 
 from services.common.weights import WeightFeed
+from services.rollout.delivery import Delivery
 from services.rollout.engine import LoadFailed
 from services.rollout.follower import WeightFollower
 
@@ -105,3 +106,68 @@ async def test_a_caller_hears_of_a_failed_load(engine, follower):
     engine.load_failures = [LoadFailed("weights_missing", "gone")]
     with pytest.raises(LoadFailed, match="gone"):
         await follower.load(version(1))
+
+
+def in_memory(number):
+    return weights_pb2.WeightVersion(version=number, fingerprint=f"m{number}")
+
+
+async def hand_over(follower, weights):
+    delivery = Delivery(rollout_pb2.TransferBegin(group="g", weights=weights))
+    delivery.finish()
+    await follower.receive(delivery)
+
+
+async def test_a_late_rollout_starts_with_the_newest_version_on_disk(engine, feed, follower):
+    feed.announce(version(3))
+    feed.announce(in_memory(4))
+    feed.announce(in_memory(5))
+    await follower.catch_up()
+    assert engine.loaded == [3]
+
+
+async def test_a_version_from_memory_is_there_when_it_is_announced(engine, feed, following):
+    await hand_over(following, in_memory(2))
+    feed.announce(in_memory(2))
+    await following.wait_for(2)
+    assert engine.weights.version == 2
+    assert engine.loaded == []
+
+
+async def test_a_version_that_went_past_is_waited_for_by_nobody(engine, feed, following):
+    feed.announce(version(1))
+    await following.wait_for(1)
+    feed.announce(in_memory(2))
+    await asyncio.wait_for(following.wait_for(2), 5)
+    assert engine.weights.version == 1
+    assert engine.loaded == [1]
+    assert following.load_error == ""
+
+
+async def test_a_rollout_that_fell_back_takes_what_disk_has(engine, feed, following):
+    feed.announce(version(3))
+    await following.wait_for(3)
+    # Its engine was started again under the initial weights.
+    engine.weights = weights_pb2.WeightVersion(version=0, fingerprint="base")
+    feed.announce(in_memory(4))
+    async with asyncio.timeout(5):
+        while engine.weights.version != 3:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+async def test_an_announcement_read_late_does_not_undo_a_newer_version_from_memory(engine, feed, follower):
+    feed.announce(version(6))
+    late = feed.latest()
+    await hand_over(follower, in_memory(7))
+    await follower._settle(*late)
+    assert engine.weights.version == 7
+    assert engine.loaded == []
+
+
+async def test_a_version_on_disk_after_a_failed_hand_over_takes_its_place(engine, feed, following):
+    """Some rollouts have it from memory, under another name: all load the files."""
+    await hand_over(following, in_memory(8))
+    feed.announce(version(8))
+    async with asyncio.timeout(5):
+        while engine.loaded != [8]:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)

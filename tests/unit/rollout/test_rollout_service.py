@@ -46,7 +46,7 @@ def engine():
 async def stub(engine):
     sampler = GroupSampler(engine, rollout_id="r1", code="c", config="k")
     follower = WeightFollower(engine, NoFeed(), timeout_seconds=1)
-    servicer = RolloutServicer(sampler, follower, PausableWorker(), limit=1)
+    servicer = RolloutServicer(sampler, follower, PausableWorker(), limit=1, transfer="nccl")
     server = ServiceServer(
         ServerConfig(),
         grpc_name=GRPC_NAME,
@@ -126,3 +126,91 @@ async def test_pause_resume_and_status(stub):
     assert status.tokens_per_second > 0
     await stub.Resume(rollout_pb2.RolloutServiceResumeRequest())
     assert not (await stub.GetStatus(rollout_pb2.RolloutServiceGetStatusRequest())).paused
+
+
+JOIN = rollout_pb2.JoinTransferRequest(group="g1", nccl=rollout_pb2.NcclTransfer(unique_id=b"u" * 128, world_size=2))
+MEMORY = weights_pb2.WeightVersion(version=9, fingerprint="nine")
+TENSORS = [weights_pb2.TensorDescription(name=name, dtype="float32", shape=[2]) for name in "ab"]
+BEGIN = rollout_pb2.UpdateWeightsRequest(begin=rollout_pb2.TransferBegin(group="g1", weights=MEMORY, tensors=TENSORS))
+PART = rollout_pb2.UpdateWeightsRequest(part=rollout_pb2.TransferPart(first=0, count=2))
+FINISH = rollout_pb2.UpdateWeightsRequest(finish=rollout_pb2.TransferFinish())
+READY, LOADED = rollout_pb2.TRANSFER_STAGE_READY, rollout_pb2.TRANSFER_STAGE_LOADED
+FINISHED = rollout_pb2.TRANSFER_STAGE_FINISHED
+
+
+async def test_a_group_is_joined(stub, engine):
+    await stub.JoinTransfer(JOIN)
+    assert engine.groups == ["g1"]
+
+
+async def test_a_group_of_another_kind_is_refused(stub, engine):
+    with pytest.raises(grpc.aio.AioRpcError, match=r"for ipc, this rollout's weights\.transfer is nccl") as refusal:
+        await stub.JoinTransfer(rollout_pb2.JoinTransferRequest(group="g1", ipc=rollout_pb2.IpcTransfer()))
+    assert refusal.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert engine.groups == []
+
+
+async def test_a_group_that_does_not_come_about_says_why(stub, engine):
+    engine.load_failures.append(LoadFailed("transfer_timeout", "not in time"))
+    with pytest.raises(grpc.aio.AioRpcError, match="transfer_timeout: not in time") as refusal:
+        await stub.JoinTransfer(JOIN)
+    assert refusal.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+
+
+async def test_each_step_of_an_update_is_answered_before_the_next(stub, engine):
+    call = stub.UpdateWeights()
+    for request, stage in ((BEGIN, READY), (PART, LOADED), (PART, LOADED)):
+        assert engine.weights.version == 0
+        await call.write(request)
+        assert (await call.read()).stage == stage
+    await call.write(FINISH)
+    assert (await call.read()).stage == FINISHED
+    assert await call.code() is grpc.StatusCode.OK
+    assert engine.weights == MEMORY
+    assert engine.parts == [(0, 2), (0, 2)]
+
+
+async def test_an_engine_that_refuses_ends_the_update(stub, engine):
+    engine.load_failures.append(LoadFailed("weights_refused", "no"))
+    call = stub.UpdateWeights()
+    await call.write(BEGIN)
+    await call.read()
+    await call.write(PART)
+    with pytest.raises(grpc.aio.AioRpcError):
+        await call.read()
+    assert await call.code() is grpc.StatusCode.FAILED_PRECONDITION
+    assert await call.details() == "weights_refused: no"
+    assert (await stub.GetStatus(rollout_pb2.RolloutServiceGetStatusRequest())).load_error == "version 9: no"
+
+
+@pytest.mark.parametrize(("sent", "identity"), [([BEGIN], "first"), ([BEGIN, PART], "restarted")])
+@pytest.mark.parametrize("leave", ["cancel", "done_writing"])
+async def test_a_trainer_that_goes_away_is_noticed(stub, engine, sent, identity, leave):
+    call = stub.UpdateWeights()
+    for request in sent:
+        await call.write(request)
+        await call.read()
+    if leave == "cancel":
+        call.cancel()
+    else:
+        await call.done_writing()
+    async with asyncio.timeout(10):
+        while (  # noqa: ASYNC110
+            "gave up version 9" not in (await stub.GetStatus(rollout_pb2.RolloutServiceGetStatusRequest())).load_error
+        ):
+            await asyncio.sleep(0.01)
+    assert engine.identity == identity
+    assert engine.weights.version == 0
+
+
+@pytest.mark.parametrize("first", [PART, FINISH, rollout_pb2.UpdateWeightsRequest(begin=rollout_pb2.TransferBegin())])
+async def test_an_update_begins_with_begin(stub, engine, first):
+    call = stub.UpdateWeights(iter([first]))
+    assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert engine.parts == []
+
+
+async def test_the_status_tells_the_engine_while_it_runs(stub, engine):
+    for problem, told in ((None, "first"), ("engine restarts", "")):
+        engine.problem = problem
+        assert (await stub.GetStatus(rollout_pb2.RolloutServiceGetStatusRequest())).engine == told

@@ -48,6 +48,11 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{- dig "run" "name" "" .Values.config -}}
 {{- end -}}
 
+{{/* Not empty where versions go from the trainer's GPUs to the rollouts' (config.weights.transfer). */}}
+{{- define "trivet.transfersWeights" -}}
+{{- if ne (dig "weights" "transfer" "disk" .Values.config) "disk" -}}true{{- end -}}
+{{- end -}}
+
 {{- define "trivet.trainerJob" -}}
 {{- printf "%s-trainer" (include "trivet.fullname" .) -}}
 {{- end -}}

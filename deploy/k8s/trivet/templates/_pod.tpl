@@ -111,6 +111,9 @@ securityContext:
 {{- if ne .component "prepare" -}}
 {{- $_ := set $shared (printf "TRIVET__%s__SERVER__TOKEN__FILE" (upper .component)) "/etc/trivet/secrets/token" -}}
 {{- end -}}
+{{- if and (eq .component "trainer") (include "trivet.transfersWeights" .root) -}}
+{{- $_ := set $shared "TRIVET__ROLLOUT__SERVER__TOKEN__FILE" "/etc/trivet/secrets/rollout-token" -}}
+{{- end -}}
 {{- if has .component (list "rollout" "trainer" "prepare") -}}
 {{- if include "trivet.localModel" .root -}}
 {{- $_ := set $shared "HF_HUB_OFFLINE" "1" -}}
@@ -184,6 +187,10 @@ securityContext:
       {{- if ne .component "prepare" }}
       - key: {{ .component }}-token
         path: token
+      {{- end }}
+      {{- if and (eq .component "trainer") (include "trivet.transfersWeights" .root) }}
+      - key: rollout-token
+        path: rollout-token
       {{- end }}
 - name: tmp
   emptyDir:

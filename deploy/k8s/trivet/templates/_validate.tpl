@@ -40,6 +40,9 @@
 {{- else if and .Values.networkPolicy.enabled (not .Values.networkPolicy.allowHttps) -}}
 {{- fail (printf "config.model.path is %s, a hub id, and the network policies let nothing out: set networkPolicy.allowHttps, or put the model on storage.inputs and name it by models/..." $model) -}}
 {{- end -}}
+{{- if eq (dig "weights" "transfer" "disk" $config) "ipc" -}}
+{{- fail "config.weights.transfer is ipc, expected disk or nccl: the pods of trainer and rollouts share neither shared memory nor process ids, which a GPU's memory is opened by" -}}
+{{- end -}}
 {{- $blobs := dig "blobs" "url" "redis" $config -}}
 {{- if and (hasPrefix "file://" $blobs) (not (hasPrefix "file:///srv/trivet/runs/" $blobs)) -}}
 {{- fail (printf "config.blobs.url is %s, expected a directory under file:///srv/trivet/runs/, which rollouts and trainer share" $blobs) -}}

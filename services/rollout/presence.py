@@ -1,0 +1,56 @@
+"""Tells the run's Redis that this rollout is alive, and where."""
+
+import asyncio
+from typing import Any
+
+import redis
+from trivet.v1 import rollout_pb2
+
+from services.common.config import ServerConfig
+from services.common.rollouts import BEAT_SECONDS, RolloutRegistry
+from services.rollout.engine import Engine
+
+EVERY_ADDRESS = {"0.0.0.0", "::", ""}  # noqa: S104
+
+
+class Presence:
+    """Registered while the engine can be called; what is not renewed expires."""
+
+    def __init__(self, registry: RolloutRegistry, engine: Engine, *, rollout_id: str, address: str) -> None:
+        self._registry, self._engine = registry, engine
+        self._id, self._address = rollout_id, address
+
+    async def run(self) -> None:
+        """Until it is cancelled, and then no longer. Raises RedisError when the server stays away."""
+        try:
+            while True:
+                if self._engine.problem is None:
+                    await asyncio.to_thread(self._registry.renew, self.entry())
+                else:
+                    await asyncio.to_thread(self._registry.remove, self._id)
+                await asyncio.sleep(BEAT_SECONDS)
+        finally:
+            await asyncio.to_thread(self._registry.remove, self._id)
+
+    def entry(self) -> rollout_pb2.RegisteredRollout:
+        return rollout_pb2.RegisteredRollout(
+            rollout_id=self._id, address=self._address, engine=self._engine.identity, devices=self._engine.devices
+        )
+
+
+def reachable_address(server: ServerConfig, grpc_port: int, client: redis.Redis) -> str:
+    """host:port of this rollout for the trainer: its own host, or that by which this machine reaches Redis."""
+    host = server.host
+    if host in EVERY_ADDRESS:
+        host = _own_host(client)
+    return f"[{host}]:{grpc_port}" if ":" in host else f"{host}:{grpc_port}"
+
+
+def _own_host(client: redis.Redis) -> str:
+    connection: Any = client.connection_pool.get_connection()
+    try:
+        name = connection._sock.getsockname()
+    finally:
+        client.connection_pool.release(connection)
+    # A Unix socket's peer is on this machine.
+    return str(name[0]) if isinstance(name, tuple) else "127.0.0.1"
