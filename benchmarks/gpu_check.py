@@ -13,11 +13,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from benchmarks.gpu_probes import PROBES, Device, Place, Skipped
+from benchmarks.gpu_probes import MAX_LENGTH, PROBES, Device, Place, Skipped
+from services.common.audit_report import AuditReport
 
 ROOT = Path(__file__).parents[1]
 QUICKSTART = "configs/quickstart.yaml"
@@ -33,6 +35,8 @@ CUDA = {"model.dtype": "bfloat16", "rollout.engine.gpu_memory_utilization": "0.3
 class Line:
     name: str
     command: tuple[str, ...]
+    # What to say of it when it works; without, its own last words.
+    summary: Callable[[], str] | None = None
 
 
 def lines(place: Place) -> Iterator[Line]:
@@ -40,11 +44,22 @@ def lines(place: Place) -> Iterator[Line]:
         yield Line(name, _module("benchmarks.gpu_check", "--probe", name, "--in", str(place.directory), place.device))
     cuda = place.device == "cuda"
     for capture in ("native", "worker_extension") if cuda else ("worker_extension",):
-        settings = _settings(place, f"audit-{capture.replace('_', '-')}", {"rollout.capture": capture})
+        name = f"audit-{capture.replace('_', '-')}"
         trivet = _module("services.cli", "audit", "--config", QUICKSTART, "--samples", "64")
-        yield Line(f"audit-{capture.replace('_', '-')}", (*trivet, *settings))
+        report = place.directory / "runs" / name / "audit.json"
+        settings = _settings(place, name, {"rollout.capture": capture})
+        yield Line(name, (*trivet, *settings), partial(_agreement, report))
     steps = {"trainer.steps": "5", "evaluation.prompts": "16", "evaluation.samples": "0"}
     yield Line("up-5-steps", (*_module("services.cli", "up", QUICKSTART), *_settings(place, "up", steps)))
+
+
+def _agreement(path: Path) -> str:
+    report = AuditReport.model_validate_json(path.read_bytes())
+    found = report.row(*report.configured)
+    return (
+        f"{report.tokens} tokens: ratio {found.ratio_mean:.5f}, KL {found.mismatch_kl:.1e}, "
+        f"|Δ log-prob| at most {found.difference_max:.1e}"
+    )
 
 
 def _settings(place: Place, run: str, more: dict[str, str]) -> list[str]:
@@ -116,6 +131,8 @@ def check(device: Device, only: Sequence[str]) -> int:
             if status is None:
                 words = f"no end after {seconds:g} seconds; last: {words}"
             failed += status not in {0, SKIPPED}
+            if status == 0 and line.summary is not None:
+                words = line.summary()
             mark = {0: "works  ", SKIPPED: "skipped"}.get(status if status is not None else -1, "FAILS  ")
             _say(f"{mark} {line.name:26} {time.monotonic() - start:6.1f} s  {words}")
     _say(f"{failed} failed" if failed else "nothing failed")
@@ -137,7 +154,7 @@ def make_models(place: Place) -> None:
 
     tokenizer = build_tokenizer()
     for seed, path in enumerate((place.model, place.directory / "other"), start=1):
-        build_model(tokenizer, seed, max_length=64).save_pretrained(path)
+        build_model(tokenizer, seed, max_length=MAX_LENGTH).save_pretrained(path)
         tokenizer.save_pretrained(path)
     random = np.random.default_rng(1)
     validation = draw_split(random, "validation", 32)

@@ -17,9 +17,13 @@ from services.common.replay import CandidateSets, Replay
 Device = Literal["cuda", "cpu"]
 Capture = Literal["native", "worker_extension"]
 TOP_K, PROMPT = 20, [5, 20, 33, 41, 60, 72, 80, 91]
+MAX_LENGTH = 512
+# Long enough to be under way whenever an update comes.
+LONG = 480
 LENGTHS = ((4, 9), (7, 3), (5, 16), (9, 6))
 # Largest |log-prob| apart between two attentions in bfloat16, in nats.
 FLASH_TOLERANCE = 0.1
+FLASH_COSINE = 0.99
 
 
 class Skipped(Exception):
@@ -40,12 +44,12 @@ def configuration(place: Place, dtype: str, *, stage: int = 1, **sections: dict[
     return parse_config(
         {
             "run": {"name": "gpu-check", "directory": str(place.directory / "runs")},
-            "model": {"path": str(place.model), "dtype": dtype, "max_length": 64},
+            "model": {"path": str(place.model), "dtype": dtype, "max_length": MAX_LENGTH},
             "data": {"train": {"kind": "jsonl", "path": str(place.model / "train.jsonl")}, "max_prompt_tokens": 32},
             "sampling": {"max_tokens": 32, "top_k": TOP_K},
             "rl_stability": {"unbiased_kl": {"enabled": False}},
             "reward": {"scorers": [{"name": "exact_match"}]},
-            "trainer": {"device": place.device, "steps": 10, "zero_stage": stage, "tokens_per_microbatch": 64},
+            "trainer": {"device": place.device, "steps": 10, "zero_stage": stage, "tokens_per_microbatch": MAX_LENGTH},
             **sections,
         }
     )
@@ -86,30 +90,36 @@ def trains(place: Place, stage: int, dtype: str) -> str:
         engine.close()
 
 
-def flash_equals_sdpa(place: Place) -> str:
-    """Packed bins under flash attention's varlen kernel against the same samples one by one under sdpa."""
+def flash_equals_sdpa(place: Place, attention: Literal["varlen", "flash_attention_2"]) -> str:
+    """Packed samples under a flash kernel against the same samples one by one under sdpa, forward and backward."""
     from services.trainer.packing import pack
     from services.trainer.policy import load_policy
 
     if place.device == "cpu":
         raise Skipped("flash attention needs a GPU")
-    if importlib.util.find_spec("flash_attn") is None:
+    if attention == "flash_attention_2" and importlib.util.find_spec("flash_attn") is None:
         raise Skipped("the package flash-attn is not installed")
     device = torch.device("cuda", 0)
     flash, sdpa = (
-        load_policy(str(place.model), dtype="bfloat16", attention=attention, device=device).to(device).eval()
-        for attention in ("flash_attention_2", "sdpa")
+        load_policy(str(place.model), dtype="bfloat16", attention=kernel, device=device).to(device).eval()
+        for kernel in (attention, "sdpa")
     )
     if not flash.facts.packs:
-        raise RuntimeError("packed samples see each other under flash_attention_2")
+        raise RuntimeError(f"packed samples see each other under {attention}")
     samples = _samples(flash.facts.moe_layers, flash.facts.experts, flash.facts.experts_per_token)
-    with torch.no_grad():
-        packed = flash(pack(samples).to(device))[0]
-        alone = torch.cat([sdpa(pack([one]).to(device))[0] for one in samples])
+    packed = flash(pack(samples).to(device))[0]
+    alone = torch.cat([sdpa(pack([one]).to(device))[0] for one in samples])
     apart = float((packed - alone).abs().max())
     if not apart < FLASH_TOLERANCE:
         raise RuntimeError(f"log-probs are up to {apart:.3g} nats apart, expected under {FLASH_TOLERANCE}")
-    return f"log-probs at most {apart:.2g} nats apart over {len(packed)} tokens"
+    gradients = []
+    for policy, logprobs in ((flash, packed), (sdpa, alone)):
+        logprobs.mean().backward()
+        gradients.append(torch.cat([p.grad.flatten().float() for p in policy.parameters() if p.grad is not None]))
+    cosine = float(torch.nn.functional.cosine_similarity(gradients[0], gradients[1], dim=0))
+    if not cosine > FLASH_COSINE:
+        raise RuntimeError(f"the gradients have a cosine of {cosine:.4f}, expected over {FLASH_COSINE}")
+    return f"log-probs at most {apart:.2g} nats apart over {len(packed)} tokens, cosine of the gradients {cosine:.5f}"
 
 
 def samples_with(place: Place, capture: Capture) -> str:
@@ -120,6 +130,12 @@ def samples_with(place: Place, capture: Capture) -> str:
         raise Skipped("vLLM captures natively on GPUs only")
     set_defaults()
     return asyncio.run(_engine(place, capture))
+
+
+def hands_over(place: Place, transfer: Literal["nccl", "ipc"]) -> str:
+    from benchmarks.transfer_probe import hands_over
+
+    return hands_over(place, transfer)
 
 
 async def _engine(place: Place, capture: Capture) -> str:
@@ -147,13 +163,21 @@ async def _engine(place: Place, capture: Capture) -> str:
 
 
 async def _update_in_flight(engine: Any, weights: Any) -> int:
-    task = asyncio.create_task(
-        engine.generate(PROMPT, _sampling(top_k=TOP_K), [f"u/{i}" for i in range(8)], record=True)
-    )
-    # The update takes its place among the engine's steps: it comes after the first tokens and before the last.
-    await asyncio.sleep(0.02)
+    samples = await under_way(engine)
     await engine.load_weights(weights)
-    samples = await task
+    return count_mixed(await samples)
+
+
+async def under_way(engine: Any) -> "asyncio.Task[list[Any]]":
+    """Eight long samples that have begun: vLLM takes what came first first, and one that came later has ended."""
+    long = _sampling(top_k=TOP_K, max_tokens=LONG)
+    samples = asyncio.create_task(engine.generate(PROMPT, long, [f"u/{i}" for i in range(8)], record=True))
+    await engine.generate(PROMPT, _sampling(top_k=TOP_K, max_tokens=1), ["first"], record=True)
+    return samples
+
+
+def count_mixed(samples: list[Any]) -> int:
+    """How many began under version 0 and went on under version 1; raises when none did."""
     mixed = [sample for sample in samples if [span.version for span in sample.spans] == [0, 1]]
     if not mixed:
         raise RuntimeError("no sample was under way when the weights changed, expected two versions in one")
@@ -174,8 +198,8 @@ def _check_candidates(sample: Any, *, at_most: int | None) -> None:
         raise RuntimeError("no routing was captured")
 
 
-def _sampling(*, top_k: int = 0, top_p: float = 1.0) -> sample_pb2.SamplingParameters:
-    return sample_pb2.SamplingParameters(temperature=1.0, top_k=top_k, top_p=top_p, max_tokens=32)
+def _sampling(*, top_k: int = 0, top_p: float = 1.0, max_tokens: int = 32) -> sample_pb2.SamplingParameters:
+    return sample_pb2.SamplingParameters(temperature=1.0, top_k=top_k, top_p=top_p, max_tokens=max_tokens)
 
 
 def _dtype(place: Place) -> str:
@@ -219,7 +243,10 @@ PROBES: dict[str, Callable[[Place], str]] = {
         for stage in (1, 3)
         for dtype in ("float32", "bfloat16")
     },
-    "flash-attention": flash_equals_sdpa,
+    "attention-varlen": lambda place: flash_equals_sdpa(place, "varlen"),
+    "attention-flash-attention-2": lambda place: flash_equals_sdpa(place, "flash_attention_2"),
     "rollout-native": lambda place: samples_with(place, "native"),
     "rollout-worker-extension": lambda place: samples_with(place, "worker_extension"),
+    "transfer-ipc": lambda place: hands_over(place, "ipc"),
+    "transfer-nccl": lambda place: hands_over(place, "nccl"),
 }
