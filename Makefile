@@ -2,6 +2,8 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := .stamps/installed
+GPU_VENV := .venv-gpu
+GPU_STAMP := .stamps/installed-gpu
 IMAGE_LISTS := reward rollout rollout-cpu trainer
 LOCK := $(BIN)/uv pip compile --override requirements/overrides.txt --python-version 3.11 --no-header --no-annotate
 PROTOS := $(wildcard proto/trivet/v1/*.proto)
@@ -45,9 +47,15 @@ containers-check: install
 	apt-get update -qq && apt-get install -y -qq --no-install-recommends docker.io iptables debootstrap
 	$(BIN)/python -m pytest tests/containers/check_compose.py -x
 
-# Line by line what works on this machine's GPU, in an environment with CUDA builds of torch and vLLM; under ten minutes.
-gpu-check:
-	PYTHONPATH=.:proto $(PYTHON) -m benchmarks.gpu_check
+# Line by line what works on this machine's GPU; under ten minutes, after the installation of what it needs.
+gpu-check: $(GPU_STAMP)
+	PYTHONPATH=.:proto $(GPU_VENV)/bin/python -m benchmarks.gpu_check
+
+$(GPU_STAMP): requirements/gpu.txt pyproject.toml
+	$(PYTHON) -m venv $(GPU_VENV)
+	$(GPU_VENV)/bin/pip install --quiet --no-deps -r requirements/gpu.txt
+	$(GPU_VENV)/bin/pip install --quiet --no-deps --no-build-isolation -e .
+	mkdir -p $(@D) && touch $@
 
 check: install proto-check
 	$(BIN)/ruff check .
@@ -80,7 +88,8 @@ schema: install
 lock: install
 	$(BIN)/pip install --quiet uv
 	$(LOCK) requirements/cpu.in -o requirements/cpu.txt
+	$(BIN)/uv pip compile --python-version 3.11 --python-platform x86_64-manylinux_2_28 --no-header --no-annotate requirements/gpu.in -o requirements/gpu.txt
 	for list in $(IMAGE_LISTS); do $(LOCK) requirements/$$list.in -c requirements/cpu.txt -o requirements/$$list.txt || exit 1; done
 
 clean:
-	rm -rf $(VENV) .stamps build
+	rm -rf $(VENV) $(GPU_VENV) .stamps build

