@@ -99,6 +99,9 @@ def watched(quickstart_model, tmp_path_factory) -> Iterator[Watched]:
         prometheus.until(
             lambda server: server.query('trivet_dead_letters_total{code="entry_unparsable"} > 0'), "counted dead letter"
         )
+        # A rate takes two scrapes, and steps may come faster than those.
+        trained = 'count_over_time(trivet_rollout_groups_total{run="system", purpose="train"}[10m]) >= 4'
+        prometheus.until(lambda server: server.query(trained), "four scrapes of a rollout that samples for training")
         yield Watched(system, prometheus, f"127.0.0.1:{stand_in.server_port}")
     finally:
         stand_in.shutdown()
