@@ -28,7 +28,7 @@ app.command()(compare)
 
 @app.callback()
 def trivet() -> None:
-    """Reinforcement-learning post-training for language models that stays stable while it scales."""
+    """An RL post-training stack for LLMs, built to stay stable at scale."""
     tell_stacks()
 
 
