@@ -14,12 +14,12 @@ from redis.retry import Retry
 
 from services.cli.processes import ServiceProcess, free_port
 from services.common.config import Config
+from services.common.exit_codes import FINISHED, NEVER_RESTARTED
 
 REDIS_START_SECONDS = 20.0
 STOP_SECONDS = 7.0
 REDIS_STOP_SECONDS = 2.0
 RESTARTS = 3
-EXIT_USAGE = 2
 
 
 class RunFailed(Exception):
@@ -51,13 +51,13 @@ class Supervisor:
     def finished(self) -> bool:
         """Looks after every process: True once the trainer has done its last step. Raises RunFailed."""
         code = self.trainer.exit_code()
-        if code == 0:
+        if code == FINISHED:
             return True
         for service in self.services:
             code = service.exit_code()
             if code is None:
                 continue
-            if code == EXIT_USAGE or not service.restart():
+            if code in NEVER_RESTARTED or not service.restart():
                 raise RunFailed(f"{service.name} ended with status {code} ({service.log}):\n{service.last_lines()}")
         if self._redis is not None and self._redis.exit_code() is not None and not self._redis.restart():
             raise RunFailed(f"Redis ended ({self._redis.log}):\n{self._redis.last_lines()}")

@@ -10,5 +10,9 @@ class InvalidData(TrivetError):
     """A message or blob that breaks its contract. Trying again does not help."""
 
 
+class GaveUp(TrivetError):
+    """The run cannot be saved by a restart: it ends, and stays ended until somebody has looked at it."""
+
+
 class Unavailable(TrivetError):
     """Something outside did not answer in time. Trying again may help."""

@@ -3,9 +3,13 @@
 import argparse
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NoReturn
 
 from services.common.config import Config, ConfigError, load_config
+from services.common.errors import InvalidData
+from services.common.exit_codes import CONFIGURATION
 from services.common.signals import tell_stacks
 
 
@@ -24,6 +28,15 @@ def parse_service_arguments(service: str, argv: list[str] | None = None) -> Conf
         sys.exit(_usage(error))
 
 
+@contextmanager
+def starting() -> Iterator[None]:
+    """What cannot be used while a service starts is its configuration, data or model: raises ConfigError for it."""
+    try:
+        yield
+    except (InvalidData, ValueError) as error:
+        raise ConfigError(str(error)) from error
+
+
 def leave(code: int) -> NoReturn:
     """At once: threads of libraries must not keep a finished process alive."""
     sys.stdout.flush()
@@ -33,4 +46,4 @@ def leave(code: int) -> NoReturn:
 
 def _usage(error: ConfigError) -> int:
     print(error, file=sys.stderr)  # noqa: T201
-    return 2
+    return CONFIGURATION

@@ -11,12 +11,13 @@ import redis
 from trivet.v1 import reward_pb2, reward_pb2_grpc
 
 from services.common.config import Config, ConfigError
-from services.common.errors import InvalidData, Unavailable
+from services.common.errors import TrivetError
+from services.common.exit_codes import CONFIGURATION, FAILED, FINISHED
 from services.common.exposition import EXPOSITION
 from services.common.logs import configure_logs, get_logger
 from services.common.redis_client import connect
 from services.common.server import ServiceServer
-from services.common.service_main import parse_service_arguments
+from services.common.service_main import parse_service_arguments, starting
 from services.common.streams import RunStreams
 from services.reward.pool import ScorerPool
 from services.reward.score import GroupScorer
@@ -25,19 +26,18 @@ from services.reward.stats import RewardStats
 from services.reward.worker import RewardWorker
 
 STOP_SECONDS = 4.5
-EXIT_FAILED, EXIT_USAGE = 1, 2
-
 log = get_logger(__name__)
 
 
 class RewardProcess:
-    """Raises InvalidData for an unknown scorer and ConfigError without a Redis address."""
+    """Raises ConfigError for an unknown scorer and without a Redis address."""
 
     def __init__(self, config: Config) -> None:
         self._config, reward = config, config.reward
         self.reward_id = f"reward-{socket.gethostname()}-{os.getpid()}"
         self._client = connect(config.redis)
-        self._pool = ScorerPool(reward.scorers, workers=reward.workers, timeout_seconds=reward.timeout_seconds)
+        with starting():
+            self._pool = ScorerPool(reward.scorers, workers=reward.workers, timeout_seconds=reward.timeout_seconds)
         stats = RewardStats()
         self._scorer = GroupScorer(reward, self._pool, stats, self.reward_id)
         self._servicer = RewardServicer(
@@ -56,7 +56,8 @@ class RewardProcess:
         self._not_ready: str | None = "scorers are loading"
 
     async def run(self, stop: asyncio.Event) -> None:
-        await self._pool.start()
+        with starting():
+            await self._pool.start()
         try:
             await self._server.start()
             log.info("serving", grpc_port=self._server.grpc_port, http_port=self._server.http_port)
@@ -93,13 +94,13 @@ class RewardProcess:
 
 
 async def serve(config: Config) -> int:
-    """The exit status: 0 after a signal, 2 for an unusable configuration, 1 for anything else that ends it."""
+    """The exit status: FINISHED after a signal, CONFIGURATION for an unusable one, FAILED for what else ends it."""
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     try:
         process = RewardProcess(config)
-    except (InvalidData, ConfigError) as error:
+    except ConfigError as error:
         return _refuse(error)
     running = asyncio.create_task(process.run(stop))
     stopping = asyncio.create_task(stop.wait())
@@ -111,20 +112,20 @@ async def serve(config: Config) -> int:
         await asyncio.wait({running}, timeout=STOP_SECONDS)
     if not running.done() or running.cancelled():
         log.warning("stopped_early", done=running.done())
-        return 0
+        return FINISHED
     try:
         running.result()
-    except InvalidData as error:
+    except ConfigError as error:
         return _refuse(error)
-    except (Unavailable, OSError, redis.RedisError) as error:
+    except (TrivetError, OSError, redis.RedisError) as error:
         log.error("failed", error=f"{type(error).__name__}: {error}")
-        return EXIT_FAILED
-    return 0
+        return FAILED
+    return FINISHED
 
 
-def _refuse(error: Exception) -> int:
+def _refuse(error: ConfigError) -> int:
     print(error, file=sys.stderr)  # noqa: T201
-    return EXIT_USAGE
+    return CONFIGURATION
 
 
 def main() -> None:

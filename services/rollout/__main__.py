@@ -16,6 +16,7 @@ from trivet.v1 import rollout_pb2_grpc
 from services.common.blobs import open_blobs
 from services.common.config import Config, ConfigError
 from services.common.errors import TrivetError
+from services.common.exit_codes import CONFIGURATION, FAILED, FINISHED
 from services.common.exposition import EXPOSITION
 from services.common.lineage import code_version, config_version
 from services.common.logs import configure_logs, get_logger
@@ -56,10 +57,10 @@ def main() -> int:
         return asyncio.run(Rollout(config, rollout_id, client, engine).serve())
     except ConfigError as error:
         log.error("cannot start", error=str(error))
-        return 2
+        return CONFIGURATION
     except (TrivetError, RedisError) as error:
         log.error("stopped", error=str(error), kind=type(error).__name__)
-        return 1
+        return FAILED
 
 
 class Rollout:
@@ -89,7 +90,7 @@ class Rollout:
         self._stop = asyncio.Event()
 
     async def serve(self) -> int:
-        """Until a signal (0), or until the engine gives up (1). Raises what a part could not cope with."""
+        """Until a signal (FINISHED), or until the engine gives up (FAILED). Raises what a part could not cope with."""
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, self._stop.set)
         await self._server.start()
@@ -110,7 +111,7 @@ class Rollout:
         try:
             await asyncio.wait([stopped, *jobs], return_when=asyncio.FIRST_COMPLETED)
             if stopped.done():
-                return 0
+                return FINISHED
             await jobs.pop()
             await self._follower.catch_up()
             log.info("sampling", version=self._engine.weights.version)
@@ -121,7 +122,7 @@ class Rollout:
             done, _ = await asyncio.wait([stopped, *jobs], return_when=asyncio.FIRST_COMPLETED)
             for job in done:
                 job.result()
-            return 1 if gave_up in done else 0
+            return FAILED if gave_up in done else FINISHED
         finally:
             for job in [stopped, *jobs]:
                 job.cancel()

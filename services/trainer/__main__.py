@@ -7,13 +7,14 @@ import redis
 from trivet.v1 import trainer_pb2, trainer_pb2_grpc
 
 from services.common.config import Config, ConfigError
-from services.common.errors import InvalidData, TrivetError
+from services.common.errors import GaveUp, TrivetError
+from services.common.exit_codes import CONFIGURATION, FAILED, FINISHED, GAVE_UP, STOPPED
 from services.common.exposition import EXPOSITION
 from services.common.logs import configure_logs, get_logger
 from services.common.records import Records
 from services.common.redis_client import connect
 from services.common.server import BackgroundServer, ServiceServer
-from services.common.service_main import leave, parse_service_arguments
+from services.common.service_main import leave, parse_service_arguments, starting
 from services.common.signals import on_signals
 from services.common.weights import WeightFeed
 from services.trainer.checkpoint import Checkpoints
@@ -36,8 +37,6 @@ from services.trainer.status import Controls, Status
 from services.trainer.updaters import open_updater
 from services.trainer.weight_setup import open_source, open_transfer
 
-EXIT_FINISHED, EXIT_FAILED, EXIT_USAGE, EXIT_STOPPED = 0, 1, 2, 3
-
 log = get_logger(__name__)
 
 
@@ -47,16 +46,20 @@ def main() -> None:
     EXPOSITION.configure("trainer", config.run.name)
     try:
         # Nothing is worth starting for with an objective that does not exist.
-        configured_algorithm(config)
+        with starting():
+            configured_algorithm(config)
         finished = _run(config)
-    except (ConfigError, InvalidData, ValueError) as error:
+    except ConfigError as error:
         log.error("refused", reason=str(error))
         print(error, file=sys.stderr)  # noqa: T201
-        leave(EXIT_USAGE)
-    except (TrivetError, redis.RedisError, OSError) as error:
-        log.error("failed", reason=f"{type(error).__name__}: {error}")
-        leave(EXIT_FAILED)
-    leave(EXIT_FINISHED if finished else EXIT_STOPPED)
+        leave(CONFIGURATION)
+    except GaveUp as error:
+        log.error("gave up", code=error.code, reason=str(error))
+        leave(GAVE_UP)
+    except (TrivetError, redis.RedisError, OSError, ValueError) as error:
+        log.error("failed", reason=f"{type(error).__name__}: {error}", exc_info=isinstance(error, ValueError))
+        leave(FAILED)
+    leave(FINISHED if finished else STOPPED)
 
 
 def _run(config: Config) -> bool:
@@ -64,15 +67,16 @@ def _run(config: Config) -> bool:
 
     controls = Controls()
     _obey_signals(controls)
-    engine = open_engine(config)
-    machinery = Machinery(
-        engine=engine,
-        updater=open_updater(config, engine, open_reference(config, engine)),
-        checkpoints=Checkpoints(config.run.path / "checkpoints", config.trainer.keep_checkpoints),
-        recorder=Recorder(config, engine),
-        model=model_identity(config.model.path),
-        source=open_source(config, engine),
-    )
+    with starting():
+        engine = open_engine(config)
+        machinery = Machinery(
+            engine=engine,
+            updater=open_updater(config, engine, open_reference(config, engine)),
+            checkpoints=Checkpoints(config.run.path / "checkpoints", config.trainer.keep_checkpoints),
+            recorder=Recorder(config, engine),
+            model=model_identity(config.model.path),
+            source=open_source(config, engine),
+        )
     try:
         if engine.rank != 0:
             return TrainingLoop(config, machinery, None).run()
@@ -98,10 +102,11 @@ def _lead(config: Config, machinery: Machinery, controls: Controls) -> bool:
     started = server.start()
     log.info("serving", grpc_port=started.grpc_port, http_port=started.http_port)
     try:
-        if config.data.preferences is not None:
-            lead = _pairs(config, status, controls)
-        else:
-            lead = _sampled(config, machinery, status, controls)
+        with starting():
+            if config.data.preferences is not None:
+                lead = _pairs(config, status, controls)
+            else:
+                lead = _sampled(config, machinery, status, controls)
         try:
             finished = TrainingLoop(config, machinery, lead).run()
         finally:

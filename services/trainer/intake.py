@@ -7,7 +7,7 @@ from prometheus_client import Counter
 from trivet.v1 import sample_pb2, tensor_pb2
 
 from services.common.blobs import BlobStore
-from services.common.errors import InvalidData, TrivetError
+from services.common.errors import GaveUp, InvalidData
 from services.common.logs import get_logger
 from services.common.streams import DeadLetters, Entry, Stream
 from services.trainer import metrics
@@ -80,7 +80,7 @@ class Intake:
             self._accept(entry)
 
     def poll(self, block_seconds: float) -> int:
-        """Reads what has come and returns how many entries. Raises TrivetError after too many lost groups in a row."""
+        """Reads what has come and returns how many entries. Raises GaveUp after too many lost groups in a row."""
         entries = self._stream.read(READ_AT_ONCE, block_seconds)
         for entry in entries:
             self._accept(entry)
@@ -177,7 +177,7 @@ class Intake:
             self._ledger.lose(issue)
             self._lost_in_a_row += 1
             if self._lost_in_a_row > self._max_lost:
-                raise TrivetError(
+                raise GaveUp(
                     "too_many_lost_groups",
                     f"{self._lost_in_a_row} groups in a row were given up, at most {self._max_lost} allowed "
                     f"(trainer.max_lost_groups); the last one because {letter.code}: {letter.reason}",

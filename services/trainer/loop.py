@@ -12,6 +12,7 @@ from services.common.config import Config
 from services.common.lineage import config_version
 from services.common.logs import get_logger
 from services.common.records import Records
+from services.common.service_main import starting
 from services.trainer import metrics, observation
 from services.trainer.batch import batch_samples
 from services.trainer.checkpoint import (
@@ -69,8 +70,12 @@ class TrainingLoop:
         self._evaluated: int | None = None
 
     def run(self) -> bool:
-        """True when the last step is done, False when it was asked to stop before. Raises TrivetError."""
-        self._start()
+        """True when the last step is done, False when it was asked to stop before.
+
+        Raises ConfigError for a checkpoint that cannot be gone on from, and TrivetError.
+        """
+        with starting():
+            self._start()
         self._publish()
         self._evaluate()
         self._phases = {}

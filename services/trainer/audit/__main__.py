@@ -10,11 +10,11 @@ from pathlib import Path
 
 from services.common.config import ConfigError, load_config
 from services.common.errors import InvalidData, TrivetError
+from services.common.exit_codes import CONFIGURATION, FAILED, FINISHED
 from services.common.logs import configure_logs
 from services.trainer.audit.auditor import audit
 from services.trainer.audit.sampling import RolloutClient
 
-EXIT_DONE, EXIT_FAILED, EXIT_USAGE = 0, 1, 2
 TOKEN_VARIABLE = "TRIVET_TOKEN"  # noqa: S105
 
 
@@ -31,10 +31,10 @@ def main(argv: list[str] | None = None) -> int:
         arguments.output.parent.mkdir(parents=True, exist_ok=True)
         arguments.output.write_text(report.model_dump_json(indent=2) + "\n", encoding="utf-8")
     except (ConfigError, InvalidData) as error:
-        return _told(error, EXIT_USAGE)
+        return _told(error, CONFIGURATION)
     except (TrivetError, OSError) as error:
-        return _told(error, EXIT_FAILED)
-    return EXIT_DONE
+        return _told(error, FAILED)
+    return FINISHED
 
 
 def _told(error: Exception, code: int) -> int:

@@ -5,12 +5,11 @@ from pathlib import Path
 
 from services.common.config import ConfigError
 from services.common.errors import InvalidData, TrivetError
+from services.common.exit_codes import CONFIGURATION, FAILED, FINISHED
 from services.common.logs import configure_logs, get_logger
 from services.common.service_main import leave
 from services.common.step_record import chosen_steps
 from services.trainer.compare.comparer import compare
-
-EXIT_DONE, EXIT_FAILED, EXIT_USAGE = 0, 1, 2
 
 log = get_logger(__name__)
 
@@ -25,11 +24,11 @@ def main(argv: list[str] | None = None) -> int:
         arguments.output.write_text(report.model_dump_json(indent=1) + "\n", encoding="utf-8")
     except (ConfigError, InvalidData, ValueError) as error:
         log.error("refused", reason=str(error))
-        return EXIT_USAGE
+        return CONFIGURATION
     except (TrivetError, OSError) as error:
         log.error("failed", reason=f"{type(error).__name__}: {error}")
-        return EXIT_FAILED
-    return EXIT_DONE
+        return FAILED
+    return FINISHED
 
 
 def _arguments(argv: list[str] | None) -> argparse.Namespace:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from services.common.config import ConfigError
 from services.common.errors import InvalidData, TrivetError
+from services.common.exit_codes import CONFIGURATION, FAILED, FINISHED
 from services.common.logs import configure_logs, get_logger
 from services.common.replay_report import ReplayReport
 from services.common.service_main import leave
@@ -12,8 +13,6 @@ from services.common.step_record import RecordedStep, consecutive_steps
 from services.trainer.reference import open_reference
 from services.trainer.replay.replayer import Replayer
 from services.trainer.updaters import open_updater
-
-EXIT_DONE, EXIT_FAILED, EXIT_USAGE = 0, 1, 2
 
 log = get_logger(__name__)
 
@@ -29,11 +28,11 @@ def main(argv: list[str] | None = None) -> int:
             arguments.output.write_text(report.model_dump_json(indent=2) + "\n", encoding="utf-8")
     except (ConfigError, InvalidData, ValueError) as error:
         log.error("refused", reason=str(error))
-        return EXIT_USAGE
+        return CONFIGURATION
     except (TrivetError, OSError) as error:
         log.error("failed", reason=f"{type(error).__name__}: {error}")
-        return EXIT_FAILED
-    return EXIT_DONE
+        return FAILED
+    return FINISHED
 
 
 def replay(steps: list[RecordedStep], overrides: list[str]) -> ReplayReport | None:

@@ -7,6 +7,8 @@ import pytest
 import yaml
 from chart_engine import PRESETS, SERVICES, Document, preset, render
 
+from services.common.exit_codes import NEVER_RESTARTED
+
 NAMES = {"rollout": "demo-trivet-rollout", "reward": "demo-trivet-reward", "trainer": "demo-trivet-trainer"}
 
 
@@ -178,8 +180,7 @@ def test_the_trainer_is_an_indexed_job_that_never_runs_twice() -> None:
     assert job["podReplacementPolicy"] == "Failed"
     assert job["maxFailedIndexes"] == 0
     failing = [rule["onExitCodes"]["values"] for rule in job["podFailurePolicy"]["rules"] if "onExitCodes" in rule]
-    # What the trainer leaves with when its configuration cannot be used.
-    assert failing == [[2]]
+    assert failing == [sorted(NEVER_RESTARTED)]
     nodes = engine.named(documents, "Service", job["template"]["spec"]["subdomain"])["spec"]
     assert nodes["clusterIP"] == "None"
     assert nodes["publishNotReadyAddresses"]

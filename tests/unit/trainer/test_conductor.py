@@ -7,7 +7,7 @@ from trivet.v1 import sample_pb2, step_pb2
 
 from services.common.blobs import open_blobs
 from services.common.config import parse_config
-from services.common.errors import InvalidData, TrivetError, Unavailable
+from services.common.errors import GaveUp, InvalidData, Unavailable
 from services.common.streams import RunStreams
 from services.trainer.checkpoint import TrainerState
 from services.trainer.conductor import Conductor
@@ -267,7 +267,7 @@ def test_too_many_lost_groups_in_a_row_end_the_run_with_the_reason(config, redis
     made.issue()
     for entry in play.read():
         play.prompts.dead_letter(entry, Unavailable("scorer_timeout", "stuck"))
-    with pytest.raises(TrivetError, match="scorer_timeout: stuck") as failure:
+    with pytest.raises(GaveUp, match="scorer_timeout: stuck") as failure:
         made.next_order()
     assert failure.value.code == "too_many_lost_groups"
 

@@ -19,12 +19,12 @@ podFailurePolicy:
       onPodConditions:
         - type: DisruptionTarget
           status: "True"
-    # Exit status 2: the configuration cannot be used, and would not the next time.
+    # services/common/exit_codes.py: the configuration cannot be used (2), or the run gave up (4). No restart helps.
     - action: FailJob
       onExitCodes:
         containerName: trainer
         operator: In
-        values: [2]
+        values: [2, 4]
 template:
   metadata:
     {{- include "trivet.podMetadata" $context | nindent 4 }}
