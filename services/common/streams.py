@@ -1,7 +1,8 @@
 """Typed messages on Redis Streams: delivered at least once, claimed from the dead, given up with a reason."""
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, cast
 
@@ -91,7 +92,8 @@ class Stream(Generic[M]):
         """Tells that the entries are still being worked on, so that nobody claims them."""
         listed: list[Any] = list(ids)
         if listed:
-            self.client.xclaim(self.name, self.group, self.consumer, 0, listed, justid=True)
+            with self._rebuilding():
+                self.client.xclaim(self.name, self.group, self.consumer, 0, listed, justid=True)
 
     def ack(self, ids: Iterable[str]) -> None:
         """Acknowledges and deletes, in one transaction."""
@@ -129,7 +131,10 @@ class Stream(Generic[M]):
         return self.client.xlen(self.name)
 
     def pending(self) -> int:
-        return int(self.client.xpending(self.name, self.group)["pending"])
+        summary: Any = {"pending": 0}
+        with self._rebuilding():
+            summary = self.client.xpending(self.name, self.group)
+        return int(summary["pending"])
 
     def _ensure_group(self) -> None:
         try:
@@ -139,34 +144,36 @@ class Stream(Generic[M]):
                 raise
 
     def _read_group(self, start: str, count: int, block: int | None) -> list[Any]:
-        try:
+        reply: Any = None
+        with self._rebuilding():
             reply = self.client.xreadgroup(self.group, self.consumer, {self.name: start}, count=count, block=block)
-        except ResponseError as error:
-            self._rebuild(error)
-            return []
         if not reply:
             return []
         streams = reply.values() if isinstance(reply, dict) else [rows for _, rows in cast(list[Any], reply)]
         return [row for rows in streams for row in rows]
 
-    def _rebuild(self, error: ResponseError) -> None:
-        if not str(error).startswith("NOGROUP"):
-            raise error
-        metrics.STREAM_REBUILDS.labels(self.label).inc()
-        self._ensure_group()
+    @contextmanager
+    def _rebuilding(self) -> Iterator[None]:
+        """A group that Redis lost (flushed, restarted empty) is made again; the operation counts as one on nothing."""
+        try:
+            yield
+        except ResponseError as error:
+            # A pipeline puts its own words before it.
+            if "NOGROUP" not in str(error):
+                raise
+            metrics.STREAM_REBUILDS.labels(self.label).inc()
+            self._ensure_group()
 
     def _claim(self, count: int) -> list[Entry[M]]:
         interval = self.config.claim_idle_seconds / 4
         if count < 1 or time.monotonic() - self._last_claim < interval:
             return []
         idle = round(self.config.claim_idle_seconds * 1000)
-        try:
+        cursor, rows = b"0-0", []
+        with self._rebuilding():
             cursor, rows, *_ = self.client.xautoclaim(
                 self.name, self.group, self.consumer, idle, self._claim_cursor, count=count
             )
-        except ResponseError as error:
-            self._rebuild(error)
-            return []
         self._claim_cursor = cursor.decode()
         if self._claim_cursor == "0-0":
             self._last_claim = time.monotonic()
@@ -176,7 +183,8 @@ class Stream(Generic[M]):
         return self._parse(rows, self._deliveries([row[0] for row in rows]))
 
     def _deliveries(self, ids: list[bytes]) -> dict[bytes, int]:
-        with self.client.pipeline(transaction=False) as pipe:
+        replies: list[Any] = []
+        with self._rebuilding(), self.client.pipeline(transaction=False) as pipe:
             for entry_id in ids:
                 pipe.xpending_range(self.name, self.group, entry_id, entry_id, 1)
             replies = pipe.execute()

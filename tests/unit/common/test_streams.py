@@ -95,6 +95,30 @@ def test_a_lost_consumer_group_is_made_again(streams, redis_client):
     assert len(consumer.read(1, 1.0)) == 1
 
 
+def test_every_operation_outlives_a_lost_consumer_group(streams, redis_client):
+    """As after FLUSHALL, while an entry is being worked on."""
+    consumer, target = streams.prompts("a"), streams.samples("a")
+    consumer.add_all([prompt(0), prompt(1), prompt(2)])
+    first, second, third = consumer.read(3, 1.0)
+    operations = {
+        "touch": lambda: consumer.touch([first.id]),
+        "pending": consumer.pending,
+        "deliveries": lambda: consumer._deliveries([first.id.encode()]),
+        "recover": consumer.recover,
+        "ack": lambda: consumer.ack([first.id]),
+        "forward": lambda: consumer.forward(second.id, target, sample_pb2.Group(prompt=second.message)),
+        "dead_letter": lambda: consumer.dead_letter(third, InvalidData("prompt_too_long", "9 tokens")),
+    }
+    for operation in operations.values():
+        redis_client.delete("run:prompts")
+        assert not operation()
+    assert target.depth() == 1
+    assert [letter.group_id for letter in DeadLetters(redis_client, "run").read()] == ["g-2"]
+    assert consumer.read(1, 0.01) == []
+    consumer.add(prompt(3))
+    assert [entry.message.issue for entry in consumer.read(1, 1.0)] == [3]
+
+
 def test_dead_letters_repeat_until_marked(streams, redis_client):
     consumer = streams.prompts("a")
     consumer.add(prompt(1))

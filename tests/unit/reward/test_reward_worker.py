@@ -134,6 +134,16 @@ async def test_a_group_in_work_is_not_claimed_by_another(run):
     assert run.scored_ids() == ["slow"]
 
 
+async def test_a_saturated_worker_outlives_a_flushed_redis(run):
+    run.submit("slow", ["x"], {"seconds": 0.6})
+    async with working(run, "reward_test_scorers:sleepy", concurrent_groups=1, heartbeat_seconds=0.05):
+        await run.until(lambda: run.samples.pending() == 1)
+        run.client.flushall()
+        await run.until(lambda: run.scored_ids() == ["slow"])
+        run.submit("after", ["x"], {"seconds": 0})
+        await run.until(lambda: run.scored_ids() == ["slow", "after"])
+
+
 async def test_what_a_stopped_worker_had_not_finished_is_finished_by_another(run):
     run.submit("slow", ["x"], {"seconds": 0.6})
     async with working(run, "reward_test_scorers:sleepy", consumer="reward-1", drain_seconds=0.1):
