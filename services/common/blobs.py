@@ -1,8 +1,9 @@
 """Replay data beside the streams: in Redis, or in any fsspec store."""
 
-from collections.abc import Iterable, Iterator
+import os
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import fsspec
 import redis
@@ -18,15 +19,24 @@ from services.common.logs import get_logger
 log = get_logger(__name__)
 
 
+class Blob(NamedTuple):
+    """A reference as it came with a sample, which must be the sample's own."""
+
+    sample_id: str
+    reference: tensor_pb2.BlobReference
+
+
 class BlobStore(Protocol):
-    def put(self, key: str, data: bytes) -> tensor_pb2.BlobReference:
+    def put(self, sample_id: str, data: bytes) -> tensor_pb2.BlobReference:
         """Raises InvalidData for a blob over the limit, Unavailable when the store does not answer."""
 
-    def get(self, reference: tensor_pb2.BlobReference) -> bytes:
-        """Raises InvalidData ("blob_missing", "blob_corrupt"), or Unavailable when the store does not answer."""
+    def get(self, blob: Blob) -> bytes:
+        """Raises InvalidData ("blob_missing", "blob_corrupt", "blob_foreign" for a reference to anything but the
+        sample's own blob), or Unavailable when the store does not answer."""
 
-    def delete(self, references: Iterable[tensor_pb2.BlobReference]) -> None:
-        """Those already gone are passed over. Where the store does not answer they are left behind, and counted."""
+    def delete(self, blobs: Iterable[Blob]) -> None:
+        """Those already gone are passed over. Foreign ones are left alone, and counted; so are all where the store
+        does not answer."""
 
 
 def open_blobs(config: BlobConfig, client: redis.Redis, run: str) -> BlobStore:
@@ -39,19 +49,20 @@ class RedisBlobs:
     def __init__(self, config: BlobConfig, client: redis.Redis, run: str) -> None:
         self._config, self._client, self._prefix = config, client, f"{run}:blob:"
 
-    def put(self, key: str, data: bytes) -> tensor_pb2.BlobReference:
-        reference = _reference(self._prefix + key, data, self._config.max_bytes)
+    def put(self, sample_id: str, data: bytes) -> tensor_pb2.BlobReference:
+        reference = _reference(self._prefix + sample_id, data, self._config.max_bytes)
         with metrics.BLOB_SECONDS.labels("put").time():
             self._client.set(reference.key, data, ex=self._config.ttl_seconds)
         return reference
 
-    def get(self, reference: tensor_pb2.BlobReference) -> bytes:
+    def get(self, blob: Blob) -> bytes:
+        key = _own_key(self._prefix + blob.sample_id, blob)
         with metrics.BLOB_SECONDS.labels("get").time():
-            data = cast(bytes | None, self._client.get(reference.key))
-        return _checked(reference, data)
+            data = cast(bytes | None, self._client.get(key))
+        return _checked(blob.reference, data)
 
-    def delete(self, references: Iterable[tensor_pb2.BlobReference]) -> None:
-        keys = [reference.key for reference in references]
+    def delete(self, blobs: Iterable[Blob]) -> None:
+        keys = _own_keys(blobs, lambda blob: _own_key(self._prefix + blob.sample_id, blob))
         if keys:
             self._client.unlink(*keys)
 
@@ -63,33 +74,44 @@ class FsspecBlobs:
         self._config = config
         self._files, root = cast(tuple[Any, str], fsspec.core.url_to_fs(config.url))
         self._root = f"{root.rstrip('/')}/{run}"
+        self._local = isinstance(self._files, LocalFileSystem)
         # An object store has no directories; asking for one would make a bucket of a misspelt name.
-        if isinstance(self._files, LocalFileSystem):
+        if self._local:
             self._files.makedirs(self._root, exist_ok=True)
 
-    def put(self, key: str, data: bytes) -> tensor_pb2.BlobReference:
-        reference = _reference(f"{self._root}/{key.replace('/', '_')}", data, self._config.max_bytes)
+    def put(self, sample_id: str, data: bytes) -> tensor_pb2.BlobReference:
+        reference = _reference(self._path(sample_id), data, self._config.max_bytes)
         with _telling(reference.key, "written"), metrics.BLOB_SECONDS.labels("put").time():
             self._files.pipe_file(reference.key, data)
         return reference
 
-    def get(self, reference: tensor_pb2.BlobReference) -> bytes:
+    def get(self, blob: Blob) -> bytes:
+        key = self._own_key(blob)
         data: bytes | None = None
-        with _telling(reference.key, "read"), metrics.BLOB_SECONDS.labels("get").time():
+        with _telling(key, "read"), metrics.BLOB_SECONDS.labels("get").time():
             try:
-                data = self._files.cat_file(reference.key)
+                data = self._files.cat_file(key)
             except FileNotFoundError:
                 data = None
-        return _checked(reference, data)
+        return _checked(blob.reference, data)
 
-    def delete(self, references: Iterable[tensor_pb2.BlobReference]) -> None:
-        for reference in references:
+    def delete(self, blobs: Iterable[Blob]) -> None:
+        for key in _own_keys(blobs, self._own_key):
             try:
-                with _telling(reference.key, "deleted"), suppress(FileNotFoundError):
-                    self._files.rm_file(reference.key)
+                with _telling(key, "deleted"), suppress(FileNotFoundError):
+                    self._files.rm_file(key)
             except Unavailable as error:
-                log.warning("blobs left behind", first=reference.key, error=str(error))
+                log.warning("blobs left behind", first=key, error=str(error))
                 return
+
+    def _path(self, sample_id: str) -> str:
+        return f"{self._root}/{sample_id.replace('/', '_')}"
+
+    def _own_key(self, blob: Blob) -> str:
+        key = _own_key(self._path(blob.sample_id), blob)
+        if self._local and os.path.islink(key):
+            raise _foreign(blob, "a file, not a symbolic link")
+        return key
 
 
 @contextmanager
@@ -101,15 +123,44 @@ def _telling(key: str, done: str) -> Iterator[None]:
         raise Unavailable("blob_store", f"blob {key} could not be {done} ({error})") from error
 
 
-def _reference(key: str, data: bytes, limit: int) -> tensor_pb2.BlobReference:
+def _own_key(name: str, blob: Blob) -> str:
+    """The key under which `put` stores what is named so. Raises InvalidData for a reference to anything else."""
+    key = _key(name, blob.reference.checksum)
+    if blob.reference.key != key:
+        raise _foreign(blob, repr(key))
+    return key
+
+
+def _own_keys(blobs: Iterable[Blob], own_key: Callable[[Blob], str]) -> list[str]:
+    keys = []
+    for blob in blobs:
+        try:
+            keys.append(own_key(blob))
+        except InvalidData as error:
+            log.warning("foreign blob left alone", error=str(error))
+    return keys
+
+
+def _foreign(blob: Blob, expected: str) -> InvalidData:
+    metrics.BLOB_FAILURES.labels("blob_foreign").inc()
+    return InvalidData(
+        "blob_foreign", f"replay.key of sample {blob.sample_id} is {blob.reference.key[:200]!r}, expected {expected}"
+    )
+
+
+def _key(name: str, checksum: int) -> str:
+    # Named by content, so that a sample drawn a second time does not overwrite what the first one refers to.
+    return f"{name}-{checksum:016x}"
+
+
+def _reference(name: str, data: bytes, limit: int) -> tensor_pb2.BlobReference:
     if len(data) > limit:
         raise InvalidData(
-            "blob_too_large", f"blob {key} has {len(data)} bytes, at most {limit} allowed (blobs.max_bytes)"
+            "blob_too_large", f"blob {name} has {len(data)} bytes, at most {limit} allowed (blobs.max_bytes)"
         )
     metrics.BLOB_BYTES.labels("put").inc(len(data))
     checksum = xxhash.xxh3_64_intdigest(data)
-    # Named by content, so that a sample drawn a second time does not overwrite what the first one refers to.
-    return tensor_pb2.BlobReference(key=f"{key}-{checksum:016x}", size=len(data), checksum=checksum)
+    return tensor_pb2.BlobReference(key=_key(name, checksum), size=len(data), checksum=checksum)
 
 
 def _checked(reference: tensor_pb2.BlobReference, data: bytes | None) -> bytes:

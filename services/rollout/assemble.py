@@ -9,6 +9,7 @@ from trivet.v1 import sample_pb2, tensor_pb2
 from services.common.blobs import BlobStore
 from services.common.errors import InvalidData
 from services.common.replay import encode_replay
+from services.common.sample_ids import sample_id
 from services.rollout.engine import EngineSample
 
 FINISH_REASONS = {"stop": sample_pb2.FINISH_REASON_STOP, "length": sample_pb2.FINISH_REASON_LENGTH}
@@ -23,8 +24,8 @@ class SampledGroup:
 
 
 def sample_ids(prompt: sample_pb2.Prompt) -> list[str]:
-    """Unique in the run, also across re-issues; the same again for a redelivery."""
-    return [f"{prompt.group_id}/{prompt.attempt}/{index}" for index in range(prompt.group_size)]
+    """In the order of the group."""
+    return [sample_id(prompt, index) for index in range(prompt.group_size)]
 
 
 def assemble(
@@ -39,11 +40,11 @@ def assemble(
     """Raises InvalidData("logprob_not_finite") for samples that nobody could train on."""
     group = sample_pb2.Group(prompt=prompt, rollout_id=rollout_id, sampling_seconds=seconds)
     replays = []
-    for index, (sample_id, sample) in enumerate(zip(sample_ids(prompt), samples, strict=True)):
-        _check_finite(sample_id, sample)
+    for index, (own_id, sample) in enumerate(zip(sample_ids(prompt), samples, strict=True)):
+        _check_finite(own_id, sample)
         group.samples.append(
             sample_pb2.Sample(
-                sample_id=sample_id,
+                sample_id=own_id,
                 index=index,
                 token_ids=sample.token_ids.tolist(),
                 logprobs=sample.logprobs.tolist(),
@@ -55,7 +56,7 @@ def assemble(
                 ],
             )
         )
-        replays.append(encode_replay(sample_id, sample.replay) if sample.replay is not None else b"")
+        replays.append(encode_replay(own_id, sample.replay) if sample.replay is not None else b"")
     # More than one where weights arrived while the group was sampled: in the order of use.
     fingerprints = dict.fromkeys(span.fingerprint for sample in samples for span in sample.spans)
     group.lineage.CopyFrom(
@@ -73,10 +74,10 @@ def store_replays(sampled: SampledGroup, blobs: BlobStore) -> sample_pb2.Group:
     return sampled.group
 
 
-def _check_finite(sample_id: str, sample: EngineSample) -> None:
+def _check_finite(own_id: str, sample: EngineSample) -> None:
     if not np.isfinite(sample.logprobs).all():
         position = int(np.flatnonzero(~np.isfinite(sample.logprobs))[0])
         raise InvalidData(
             "logprob_not_finite",
-            f"logprobs[{position}] of {sample_id} is {sample.logprobs[position]}, expected a finite number",
+            f"logprobs[{position}] of {own_id} is {sample.logprobs[position]}, expected a finite number",
         )

@@ -4,11 +4,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from prometheus_client import Counter
-from trivet.v1 import sample_pb2, tensor_pb2
+from trivet.v1 import sample_pb2
 
-from services.common.blobs import BlobStore
+from services.common.blobs import Blob, BlobStore
 from services.common.errors import GaveUp, InvalidData
 from services.common.logs import get_logger
+from services.common.sample_ids import sample_id
 from services.common.streams import DeadLetters, Entry, Stream
 from services.trainer import metrics
 from services.trainer.evaluation import Evaluation
@@ -42,7 +43,7 @@ class Trained:
     """What a checkpoint lets go of. Until then the arrival itself, replay data and all, would fill rank 0's memory."""
 
     entry_id: str
-    references: tuple[tensor_pb2.BlobReference, ...]
+    blobs: tuple[Blob, ...]
 
 
 class Intake:
@@ -91,14 +92,14 @@ class Intake:
         """The `count` that came first; they count as trained from here on."""
         taken, self._ready = self._ready[:count], self._ready[count:]
         self._ledger.train([arrival.issue for arrival in taken])
-        self._trained += [Trained(arrival.entry_id, tuple(_references(arrival.scored))) for arrival in taken]
+        self._trained += [Trained(arrival.entry_id, tuple(_blobs(arrival.scored))) for arrival in taken]
         self._filtered = 0
         return taken
 
     def commit(self) -> None:
         """To be called once a checkpoint that holds the trained groups is durable."""
         self._stream.ack(trained.entry_id for trained in self._trained)
-        self._blobs.delete(reference for trained in self._trained for reference in trained.references)
+        self._blobs.delete(blob for trained in self._trained for blob in trained.blobs)
         self._trained = []
 
     def held_issues(self) -> set[int]:
@@ -154,7 +155,7 @@ class Intake:
             self._ready.append(arrival)
 
     def _fetch(self, scored: sample_pb2.ScoredGroup) -> tuple[bytes, ...]:
-        return tuple(self._blobs.get(reference) for reference in _references(scored))
+        return tuple(self._blobs.get(blob) for blob in _blobs(scored))
 
     def _filter(self, entry: Entry[sample_pb2.ScoredGroup], issue: int) -> None:
         """Dynamic sampling: a group without variance has nothing to teach, and a fresh prompt takes its place."""
@@ -164,9 +165,9 @@ class Intake:
 
     def _drop(self, entry: Entry[sample_pb2.ScoredGroup], counter: Counter) -> None:
         counter.inc()
-        kept = {reference.key for arrival in self._ready for reference in _references(arrival.scored)}
-        kept |= {reference.key for trained in self._trained for reference in trained.references}
-        self._blobs.delete(reference for reference in _references(entry.message) if reference.key not in kept)
+        kept = {blob.reference.key for arrival in self._ready for blob in _blobs(arrival.scored)}
+        kept |= {blob.reference.key for trained in self._trained for blob in trained.blobs}
+        self._blobs.delete(blob for blob in _blobs(entry.message) if blob.reference.key not in kept)
         self._stream.ack([entry.id])
 
     def _give_up(self, letter: sample_pb2.DeadLetter) -> None:
@@ -186,5 +187,7 @@ class Intake:
             self.evaluation.fail(letter.group_id, letter.code)
 
 
-def _references(scored: sample_pb2.ScoredGroup) -> list[tensor_pb2.BlobReference]:
-    return [sample.replay for sample in scored.group.samples]
+def _blobs(scored: sample_pb2.ScoredGroup) -> list[Blob]:
+    """Each is held to the id that the sample has by its place, whatever the message calls it."""
+    prompt = scored.group.prompt
+    return [Blob(sample_id(prompt, sample.index), sample.replay) for sample in scored.group.samples]

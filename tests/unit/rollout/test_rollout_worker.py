@@ -7,7 +7,7 @@ from prometheus_client import REGISTRY
 from rollout_fakes import FakeEngine, make_prompt
 from trivet.v1 import sample_pb2, weights_pb2
 
-from services.common.blobs import open_blobs
+from services.common.blobs import Blob, open_blobs
 from services.common.config import parse_config
 from services.common.errors import InvalidData
 from services.common.replay import decode_replay
@@ -97,7 +97,7 @@ async def test_prompts_become_groups_with_replay(running):
         assert len(group.samples) == 2
         for sample in group.samples:
             replay = decode_replay(
-                running.blobs.get(sample.replay),
+                running.blobs.get(Blob(sample.sample_id, sample.replay)),
                 sample_id=sample.sample_id,
                 prompt_length=3,
                 token_ids=np.asarray(sample.token_ids, np.int32),

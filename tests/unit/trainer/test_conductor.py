@@ -5,7 +5,7 @@ import time
 import pytest
 from trivet.v1 import sample_pb2, step_pb2
 
-from services.common.blobs import open_blobs
+from services.common.blobs import Blob, open_blobs
 from services.common.config import parse_config
 from services.common.errors import GaveUp, InvalidData, Unavailable
 from services.common.streams import RunStreams
@@ -36,7 +36,7 @@ class Play:
                 index=index,
                 token_ids=[1, 2],
                 logprobs=[-1.0, -2.0],
-                replay=self.blobs.put(f"{prompt.group_id}-{prompt.attempt}-{index}", b"replay"),
+                replay=self.blobs.put(f"{prompt.group_id}/{prompt.attempt}/{index}", b"replay"),
             )
             for index in range(prompt.group_size)
         ]
@@ -182,7 +182,7 @@ def test_a_missing_blob_is_issued_again(config, redis_client, play):
     made.issue()
     groups = []
     play.answer(groups.append)
-    play.blobs.delete([groups[0].group.samples[1].replay])
+    play.blobs.delete([Blob(groups[0].group.samples[1].sample_id, groups[0].group.samples[1].replay)])
     assert trained(until_training(made)) == [1, 2]
     (again,) = play.read()
     assert (again.message.issue, again.message.attempt) == (0, 1)
