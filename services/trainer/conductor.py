@@ -10,14 +10,14 @@ from trivet.v1 import step_pb2, trainer_pb2
 
 from services.common.blobs import open_blobs
 from services.common.config import Config
-from services.common.errors import Unavailable
+from services.common.errors import InvalidData, Unavailable
 from services.common.logs import get_logger
 from services.common.streams import DeadLetters, RunStreams
 from services.trainer import metrics
 from services.trainer.checkpoint import TrainerState
 from services.trainer.data import PromptData
 from services.trainer.evaluation import Evaluation
-from services.trainer.intake import Arrival, Intake
+from services.trainer.intake import TOO_STALE, Arrival, Intake
 from services.trainer.issuer import Issuer
 from services.trainer.ledger import Ledger
 from services.trainer.status import Controls, Status
@@ -58,7 +58,7 @@ class Conductor:
             DeadLetters(self.client, config.run.name),
             open_blobs(config.blobs, self.client, config.run.name),
             self.ledger,
-            check=self.check,
+            check=self._check_arrival,
             issue_of=self._issuer.issue_of,
             reissue=self._reissue,
             max_lost=config.trainer.max_lost_groups,
@@ -87,15 +87,20 @@ class Conductor:
         self.step, self._issuer.history = state.step, state.history
         self.ledger.restore(state.ledger)
         self.intake.recover()
+        withheld = self.ledger.withhold(self._steps_left, self.intake.held_issues())
+        if withheld:
+            log.warning("more groups are outstanding than the staleness bound allows: put back", groups=len(withheld))
+        metrics.GROUPS_REISSUED.labels("withheld").inc(len(withheld))
+        self.intake.release(withheld)
         self.reconcile()
 
     def issue(self) -> None:
         """As many prompts as the staleness bound allows and the run still needs."""
-        config = self.config.trainer
-        needed = config.steps * config.groups_per_step - (self.ledger.cursor - len(self.ledger.lost))
-        count = min(self.ledger.room(self.step), max(0, needed))
+        count = self.ledger.room(self._steps_left)
         issues = [self.ledger.issue() for _ in range(count)]
-        self._prompts.add_all([self._issuer.training_prompt(issue, 0, self.step) for issue in issues])
+        self._prompts.add_all(
+            [self._issuer.training_prompt(issue, self.ledger.outstanding[issue], self.step) for issue in issues]
+        )
         metrics.GROUPS_ISSUED.inc(count)
         self._show()
 
@@ -110,6 +115,7 @@ class Conductor:
             self.intake.poll(POLL_SECONDS)
             return step_pb2.StepOrder(action=step_pb2.STEP_ACTION_WAIT)
         self.issue()
+        self.intake.reissue_ready(self._too_stale)
         if self.intake.ready < self.config.trainer.groups_per_step:
             self.status.state = trainer_pb2.TRAINER_STATE_WAITING
             self._wait_for_news()
@@ -170,6 +176,22 @@ class Conductor:
 
     def backlog(self) -> str:
         return ", ".join(f"{stream.label} {stream.depth()}" for stream in (self._prompts, self._samples, self._scored))
+
+    @property
+    def _steps_left(self) -> int:
+        return self.config.trainer.steps - self.step
+
+    def _check_arrival(self, arrival: Arrival) -> None:
+        if self._too_stale(arrival):
+            raise InvalidData(
+                TOO_STALE,
+                f"group {arrival.scored.group.prompt.group_id} was sampled under version {arrival.oldest_version}, at "
+                f"most {self.config.trainer.max_staleness} before {self.step} allowed (trainer.max_staleness)",
+            )
+        self.check(arrival)
+
+    def _too_stale(self, arrival: Arrival) -> bool:
+        return self.step - arrival.oldest_version > self.config.trainer.max_staleness
 
     def _wait_for_news(self) -> None:
         """Only time spent waiting counts: a long step is no silence."""

@@ -1,9 +1,8 @@
 """Scored groups in: each counted once, none lost, bad ones named."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from prometheus_client import Counter
 from trivet.v1 import sample_pb2
 
 from services.common.blobs import Blob, BlobStore
@@ -19,8 +18,9 @@ from services.trainer.rewards import has_variance
 
 READ_AT_ONCE = 64
 MAX_REISSUES = 3
-# The samples may be good, only what lay beside them is gone: sampling again helps.
-REISSUED_CODES = {"blob_missing", "blob_corrupt"}
+TOO_STALE = "group_too_stale"
+# Nothing is wrong with the prompt: sampling again helps.
+REISSUED_CODES = {"blob_missing", "blob_corrupt", TOO_STALE}
 
 log = get_logger(__name__)
 
@@ -36,6 +36,13 @@ class Arrival:
     @property
     def issue(self) -> int:
         return self.scored.group.prompt.issue
+
+    @property
+    def oldest_version(self) -> int:
+        """Of the policies that sampled it; of a group that names none, the one it was issued at."""
+        group = self.scored.group
+        spans = (span.version for sample in group.samples for span in sample.versions)
+        return min(spans, default=group.prompt.min_version)
 
 
 @dataclass(frozen=True)
@@ -89,12 +96,26 @@ class Intake:
         return len(entries)
 
     def take(self, count: int) -> list[Arrival]:
-        """The `count` that came first; they count as trained from here on."""
+        """The `count` oldest, by version and then by arrival; they count as trained from here on."""
+        self._ready.sort(key=lambda arrival: arrival.oldest_version)
         taken, self._ready = self._ready[:count], self._ready[count:]
         self._ledger.train([arrival.issue for arrival in taken])
         self._trained += [Trained(arrival.entry_id, tuple(_blobs(arrival.scored))) for arrival in taken]
         self._filtered = 0
         return taken
+
+    def reissue_ready(self, too_stale: Callable[[Arrival], bool]) -> None:
+        """Has those sampled again that have grown too stale while they waited for their step."""
+        for arrival in [arrival for arrival in self._ready if too_stale(arrival)]:
+            metrics.GROUPS_REISSUED.labels(TOO_STALE).inc()
+            self.release([arrival.issue])
+            self._reissue(arrival.issue)
+
+    def release(self, issues: Collection[int]) -> None:
+        """Lets go of those that are to be sampled again later."""
+        for arrival in [arrival for arrival in self._ready if arrival.issue in issues]:
+            self._ready.remove(arrival)
+            self._drop(arrival.entry_id, arrival.scored)
 
     def commit(self) -> None:
         """To be called once a checkpoint that holds the trained groups is durable."""
@@ -117,9 +138,11 @@ class Intake:
         if prompt.purpose == sample_pb2.PURPOSE_EVALUATION:
             self._accept_evaluation(entry)
         elif self._issue_of(prompt.group_id) is None:
-            self._drop(entry, metrics.GROUPS_STALE)
+            metrics.GROUPS_STALE.inc()
+            self._drop(entry.id, entry.message)
         elif not self._ledger.is_outstanding(prompt.issue) or prompt.issue in self.held_issues():
-            self._drop(entry, metrics.GROUPS_DUPLICATE)
+            metrics.GROUPS_DUPLICATE.inc()
+            self._drop(entry.id, entry.message)
         else:
             self._accept_training(entry)
 
@@ -161,14 +184,14 @@ class Intake:
         """Dynamic sampling: a group without variance has nothing to teach, and a fresh prompt takes its place."""
         self._filtered += 1
         self._ledger.lose(issue)
-        self._drop(entry, metrics.GROUPS_FILTERED)
+        metrics.GROUPS_FILTERED.inc()
+        self._drop(entry.id, entry.message)
 
-    def _drop(self, entry: Entry[sample_pb2.ScoredGroup], counter: Counter) -> None:
-        counter.inc()
+    def _drop(self, entry_id: str, scored: sample_pb2.ScoredGroup) -> None:
         kept = {blob.reference.key for arrival in self._ready for blob in _blobs(arrival.scored)}
         kept |= {blob.reference.key for trained in self._trained for blob in trained.blobs}
-        self._blobs.delete(blob for blob in _blobs(entry.message) if blob.reference.key not in kept)
-        self._stream.ack([entry.id])
+        self._blobs.delete(blob for blob in _blobs(scored) if blob.reference.key not in kept)
+        self._stream.ack([entry_id])
 
     def _give_up(self, letter: sample_pb2.DeadLetter) -> None:
         log.warning("dead letter", stream=letter.stream, group=letter.group_id, code=letter.code, reason=letter.reason)

@@ -1,5 +1,6 @@
 """Which prompts were issued, and which of them are trained, lost or under way. A part of the checkpoint."""
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -8,9 +9,10 @@ from services.common.errors import InvalidData
 
 @dataclass
 class Ledger:
-    """Issues are numbered from 0. One that is neither outstanding nor lost has been trained, exactly once.
+    """Issues are numbered from 0. One that is neither outstanding, withheld nor lost has been trained, exactly once.
 
-    With B groups a step at version v, at most (v + 1 + max_staleness)·B groups are issued, lost ones not counted.
+    At most (1 + max_staleness)·groups_per_step groups are outstanding: with B groups a step at version v, that makes
+    (v + 1 + max_staleness)·B issued. What is outstanding is counted, not steps, so both may change between two starts.
     """
 
     groups_per_step: int
@@ -19,22 +21,38 @@ class Ledger:
     cursor: int = 0
     # Issue → attempt, for what was issued and not trained yet.
     outstanding: dict[int, int] = field(default_factory=dict)
+    # Likewise, for what was taken back untrained: issued again before anything new.
+    withheld: dict[int, int] = field(default_factory=dict)
     lost: set[int] = field(default_factory=set)
 
     @property
     def trained(self) -> int:
-        return self.cursor - len(self.outstanding) - len(self.lost)
+        return self.cursor - len(self.outstanding) - len(self.withheld) - len(self.lost)
 
-    def room(self, version: int) -> int:
-        """How many groups may be issued now."""
-        allowed = (version + 1 + self.max_staleness) * self.groups_per_step
-        return max(0, allowed - (self.cursor - len(self.lost)))
+    def room(self, steps_left: int) -> int:
+        """How many groups may be issued now: by the staleness bound, and by what the rest of the run can train."""
+        return max(0, self._limit(steps_left) - len(self.outstanding))
 
     def issue(self) -> int:
+        if self.withheld:
+            issue = min(self.withheld)
+            self.outstanding[issue] = self.withheld.pop(issue) + 1
+            return issue
         issue = self.cursor
         self.cursor += 1
         self.outstanding[issue] = 0
         return issue
+
+    def withhold(self, steps_left: int, sampled: Collection[int]) -> list[int]:
+        """Takes back what is outstanding beyond the bound, as after a start with smaller steps, and returns it.
+
+        Trained in smaller steps it would grow too old. What is `sampled` already stays first, then what was issued
+        first.
+        """
+        ordered = sorted(self.outstanding, key=lambda issue: (issue not in sampled, issue))
+        surplus = ordered[self._limit(steps_left) :]
+        self.withheld |= {issue: self.outstanding.pop(issue) for issue in surplus}
+        return surplus
 
     def reissue(self, issue: int) -> int:
         """The attempt that replaces a lost one."""
@@ -60,17 +78,25 @@ class Ledger:
         return {
             "cursor": self.cursor,
             "outstanding": {str(issue): attempt for issue, attempt in sorted(self.outstanding.items())},
+            "withheld": {str(issue): attempt for issue, attempt in sorted(self.withheld.items())},
             "lost": sorted(self.lost),
         }
 
     def restore(self, state: dict[str, Any]) -> None:
         """Raises InvalidData for a state that cannot be one."""
         cursor = int(state["cursor"])
-        outstanding = {int(issue): int(attempt) for issue, attempt in state["outstanding"].items()}
+        outstanding, withheld = (
+            {int(issue): int(attempt) for issue, attempt in state.get(name, {}).items()}
+            for name in ("outstanding", "withheld")
+        )
         lost = {int(issue) for issue in state["lost"]}
-        if outstanding.keys() & lost or any(not 0 <= issue < cursor for issue in outstanding.keys() | lost):
+        untrained = [*outstanding, *withheld, *lost]
+        if len(set(untrained)) < len(untrained) or any(not 0 <= issue < cursor for issue in untrained):
             raise InvalidData("ledger_state", f"the ledger's issues do not fit its cursor ({cursor})")
-        self.cursor, self.outstanding, self.lost = cursor, outstanding, lost
+        self.cursor, self.outstanding, self.withheld, self.lost = cursor, outstanding, withheld, lost
+
+    def _limit(self, steps_left: int) -> int:
+        return max(0, min(1 + self.max_staleness, steps_left)) * self.groups_per_step
 
     def _expect_outstanding(self, issue: int) -> None:
         if issue not in self.outstanding:

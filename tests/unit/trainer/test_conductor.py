@@ -337,7 +337,67 @@ def test_the_run_issues_no_more_than_it_needs(config, redis_client, play):
     made = conductor(config, redis_client)
     made.step = 9
     made.issue()
-    assert made.ledger.cursor == 10 * GROUPS
+    assert made.ledger.cursor == GROUPS
+
+
+def resized(config, **trainer):
+    changed = config.trainer.model_copy(update=trainer)
+    return config.model_copy(update={"trainer": changed})
+
+
+@pytest.mark.parametrize(("groups", "staleness"), [(1, 1), (1, 0), (2, 0), (3, 1), (8, 2)])
+def test_a_run_goes_on_with_steps_of_another_size(config, redis_client, play, groups, staleness):
+    made = conductor(config, redis_client)
+    made.issue()
+    play.answer()
+    seen = trained(until_training(made))
+    made.step += 1
+    made.issue()
+    made.intake.commit()
+    again = conductor(resized(config, groups_per_step=groups, max_staleness=staleness, steps=5), redis_client)
+    again.restore(state(made, step=1))
+    while again.step < 5:
+        again.issue()
+        assert len(again.ledger.outstanding) <= (1 + staleness) * groups
+        play.answer()
+        order = until_training(again)
+        assert all(again.step - scored.group.prompt.min_version <= staleness for scored in order.groups)
+        seen += trained(order)
+        again.step += 1
+        again.issue()
+    assert len(seen) == len(set(seen)) == GROUPS + 4 * groups == again.ledger.trained
+    assert not again.ledger.outstanding
+
+
+def test_a_group_that_is_too_stale_is_sampled_again(config, redis_client, play):
+    made = conductor(config, redis_client)
+    made.step = 5
+    made.issue()
+    first, second, *_ = play.read()
+    for entry, version in ((first, 3), (second, 4)):
+        scored = play.group(entry.message)
+        scored.group.samples[1].versions.add(version=version, start=0, end=2)
+        play.prompts.forward(entry.id, play.scored, scored)
+    made.next_order()
+    # Version 3 came too late, version 4 just in time; one step later it has grown too stale as well.
+    assert made.intake.held_issues() == {second.message.issue}
+    made.step = 6
+    made.next_order()
+    assert made.intake.held_issues() == set()
+    again = [prompt for prompt in play.prompts.scan() if prompt.attempt == 1]
+    assert [(prompt.issue, prompt.min_version) for prompt in again] == [(0, 5), (1, 6)]
+
+
+def test_the_oldest_are_trained_first(config, redis_client, play):
+    made = conductor(config, redis_client)
+    made.issue()
+    entries = play.read()
+    made.step = 1
+    for entry, version in zip(entries, (1, 0, 1, 0), strict=True):
+        scored = play.group(entry.message)
+        scored.group.samples[0].versions.add(version=version, start=0, end=2)
+        play.prompts.forward(entry.id, play.scored, scored)
+    assert trained(until_training(made)) == [1, 3]
 
 
 def test_nothing_coming_back_is_an_error_that_names_the_backlog(config, redis_client):
