@@ -1,16 +1,15 @@
 """Scorers by name, or by import path "module:function"; a scorer's module is imported only where it is used."""
 
 import importlib
-import inspect
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 from pydantic import ValidationError
 
 from services.common.config import ScorerConfig
 from services.common.errors import InvalidData
-from services.reward.types import Scorer, deterministic, is_deterministic
+from services.reward.scorers.user import user_scorer
+from services.reward.types import Scorer
 
 # Each module has build(**options) -> Scorer.
 BUILT_IN: Mapping[str, str] = {
@@ -34,17 +33,7 @@ def load_scorer(config: ScorerConfig) -> Scorer:
     check_name(config.name)
     if config.name in BUILT_IN:
         return _build(config)
-    function = _import_function(config.name)
-    try:
-        inspect.signature(function).bind("", "", {}, **config.options)
-    except TypeError as error:
-        raise InvalidData(
-            "scorer_options",
-            f"reward.scorers: {config.name} cannot be called with (prompt, completion, metadata) "
-            f"and options {sorted(config.options)} ({error})",
-        ) from error
-    scorer: Scorer = partial(function, **config.options)
-    return deterministic(scorer) if is_deterministic(function) else scorer
+    return user_scorer(_import_function(config.name), config)
 
 
 def labels(configs: Sequence[ScorerConfig]) -> list[str]:

@@ -1,16 +1,11 @@
 import math
-import re
 from typing import Annotated
 
 from pydantic import Field, validate_call
 
 from services.reward.scorers.answer import metadata_failure, read_answer
+from services.reward.scorers.number import is_close, last_number, whole_number
 from services.reward.types import Metadata, Scorer, ScorerFailure, deterministic
-
-# A sign right after a digit is a minus between two numbers: "10-5" ends with 5.
-NUMBER = re.compile(
-    r"(?<![0-9.])[-+]?(?:(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?"
-)
 
 
 @validate_call
@@ -22,7 +17,8 @@ def build(
 ) -> Scorer:
     """1.0 when the last number in the completion is the answer within either tolerance, else 0.0.
 
-    Thousands separators (1,234.5) and exponents (1e-3) are read. A completion without a number is wrong: 0.0.
+    Thousands separators (1,234.5), exponents (1e-3) and fractions (1/2) are read. A completion without a number is
+    wrong: 0.0.
     """
 
     @deterministic
@@ -30,26 +26,12 @@ def build(
         answer = read_answer(metadata, answer_field)
         if isinstance(answer, ScorerFailure):
             return answer
-        expected = _whole(answer)
+        expected = whole_number(answer)
         if expected is None or not math.isfinite(expected):
             return metadata_failure(f"metadata.{answer_field} is {answer[:200]!r}, expected a finite number")
         given = last_number(completion)
         if given is None:
             return 0.0
-        return float(math.isclose(given, expected, rel_tol=relative_tolerance, abs_tol=absolute_tolerance))
+        return float(is_close(given, expected, relative=relative_tolerance, absolute=absolute_tolerance))
 
     return numeric
-
-
-def last_number(text: str) -> float | None:
-    matches = NUMBER.findall(_plain(text))
-    return float(matches[-1].replace(",", "")) if matches else None
-
-
-def _whole(text: str) -> float | None:
-    match = NUMBER.fullmatch(_plain(text).strip())
-    return float(match.group().replace(",", "")) if match else None
-
-
-def _plain(text: str) -> str:
-    return text.replace("\N{MINUS SIGN}", "-")

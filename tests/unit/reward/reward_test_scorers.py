@@ -1,9 +1,13 @@
 """Scorers that misbehave, each in its own way. Loaded by import path, inside scorer processes."""
 
+import asyncio
+import importlib
 import os
 import random
 import signal
 import time
+from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path
 
 from services.reward.types import ScorerFailure, deterministic
@@ -100,3 +104,91 @@ def hangs_with_trace(prompt, completion, metadata):
     Path(os.environ["TRACE"]).write_text(str(os.getpid()))
     while True:
         pass
+
+
+def numpy():
+    """Imported where it is used: a scorer process is quick to start without."""
+    return importlib.import_module("numpy")
+
+
+def torch():
+    return importlib.import_module("torch")
+
+
+def numpy_scalar(prompt, completion, metadata):
+    return numpy().float32(0.5)
+
+
+def numpy_bool(prompt, completion, metadata):
+    return numpy().bool_(True)
+
+
+def numpy_array(prompt, completion, metadata):
+    return numpy().array([0.5, 1.0])
+
+
+def torch_scalar(prompt, completion, metadata):
+    return torch().tensor(0.25)
+
+
+def torch_bool(prompt, completion, metadata):
+    return torch().tensor(True)
+
+
+def decimal(prompt, completion, metadata):
+    return Decimal("0.5")
+
+
+def fraction(prompt, completion, metadata):
+    return Fraction(1, 2)
+
+
+def truth(prompt, completion, metadata):
+    return True
+
+
+async def awaited(prompt, completion, metadata):
+    await asyncio.sleep(0)
+    return numpy().float64(0.75)
+
+
+_kept = []
+
+
+async def awaits_inside(prompt, completion, metadata):
+    """What it keeps between calls belongs to the event loop of the first."""
+    loop = asyncio.get_running_loop()
+    if not _kept:
+        _kept.append(loop.create_future())
+        loop.call_soon(_kept[0].set_result, None)
+    await asyncio.wait_for(asyncio.shield(_kept[0]), 5)
+    assert _kept[0].get_loop() is loop
+    return 1
+
+
+def unused(_prompt, completion, _metadata):
+    return len(completion)
+
+
+def verl_style(data_source, solution_str, ground_truth, extra_info=None):
+    return 0.0
+
+
+def swapped(completion, prompt, metadata):
+    return 0.0
+
+
+def two_parameters(completion, metadata):
+    return 0.0
+
+
+def one_too_many(prompt, completion, metadata, judge):
+    return 0.0
+
+
+def batched(*, prompts, completions, **others):
+    return 0.0
+
+
+def generator(prompt, completion, metadata):
+    yield 0.0

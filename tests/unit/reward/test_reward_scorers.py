@@ -1,3 +1,4 @@
+import numbers
 import re
 from pathlib import Path
 
@@ -8,6 +9,7 @@ from services.common.errors import InvalidData
 from services.reward.scorers import labels, load_scorer
 from services.reward.types import ScorerFailure, is_deterministic
 
+README = Path(__file__).parents[3] / "README.md"
 GARBAGE = ["", " ", "\x00", "🙂🙂", "((((", "$\\frac{", "\\boxed{}", "NaN", "None", "{", "1/0"]
 
 
@@ -31,6 +33,19 @@ def config(name, **options):
         ("paris", "Paris", {"ignore_case": True}, 1.0),
         ("7", 7, {}, 1.0),
         ("", "7", {}, 0.0),
+        # A number of the row is right in every spelling; a text is right as it stands.
+        ("42", 42.0, {}, 1.0),
+        ("42.0", 42, {}, 1.0),
+        ("1,000", 1000, {}, 1.0),
+        ("4.20e1", 42.0, {}, 1.0),
+        ("1/2", 0.5, {}, 1.0),
+        ("\N{MINUS SIGN}5", -5, {}, 1.0),
+        (" 42", 42.0, {"strip": False}, 0.0),
+        ("43", 42.0, {}, 0.0),
+        ("the answer is 42", 42.0, {}, 0.0),
+        ("9007199254740993", 9007199254740992, {}, 0.0),
+        ("42", "42.0", {}, 0.0),
+        ("7", "007", {}, 0.0),
     ],
 )
 def test_exact_match(completion, answer, options, expected):
@@ -68,6 +83,18 @@ def test_without_an_answer_there_is_a_failure_and_not_a_zero(name, metadata):
         ("no number at all", "5", 0.0),
         ("", "5", 0.0),
         ("٣", "3", 0.0),
+        ("42", 42.0, 1.0),
+        ("4.20e1", "42", 1.0),
+        ("1,000", 1000.0, 1.0),
+        ("so 1/2", 0.5, 1.0),
+        ("0.5", "1/2", 1.0),
+        ("3/4.", "0.75", 1.0),
+        ("on 12/24/2024", "2024", 1.0),
+        ("1/0", "1", 0.0),
+        ("0/0", "0", 0.0),
+        ("9007199254740993", "9007199254740992", 0.0),
+        ("9" * 6000, "9", 0.0),
+        ("1e99999999999999999999", "1", 0.0),
     ],
 )
 def test_numeric(completion, answer, expected):
@@ -111,6 +138,8 @@ def test_regex_without_a_usable_pattern_is_a_failure(metadata):
         ("\\boxed{0.5}", "$\\frac{1}{2}$", 1.0),
         ("\\boxed{x^2+2x+1}", "(x+1)^2", 1.0),
         ("$x=3$", "3", 1.0),
+        ("42", 42.0, 1.0),
+        ("42.0", 42, 1.0),
         ("\\boxed{\\frac{1}{3}}", "\\frac{1}{2}", 0.0),
         ("I do not know", "5", 0.0),
         ("", "5", 0.0),
@@ -217,6 +246,68 @@ def test_built_in_scorers_may_be_cached_and_others_only_when_marked():
     assert is_deterministic(scorer("exact_match"))
     assert not is_deterministic(scorer("reward_test_scorers:length"))
     assert is_deterministic(scorer("reward_test_scorers:counted"))
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("numpy_scalar", 0.5),
+        ("numpy_bool", True),
+        ("torch_scalar", 0.25),
+        ("torch_bool", True),
+        ("decimal", 0.5),
+        ("fraction", 0.5),
+        ("truth", True),
+        ("awaited", 0.75),
+        ("awaits_inside", 1.0),
+    ],
+)
+def test_numbers_of_every_kind_count_like_pythons_and_coroutines_are_awaited(name, expected):
+    """Twice: what the second awaits for belongs to the same event loop."""
+    loaded = scorer(f"reward_test_scorers:{name}")
+    for _ in range(2):
+        value = loaded("", "", {})
+        assert value == expected
+        assert isinstance(value, numbers.Real)
+        assert type(value).__module__ in {"builtins", "fractions"}
+
+
+def test_several_numbers_are_no_reward():
+    assert not isinstance(scorer("reward_test_scorers:numpy_array")("", "", {}), numbers.Real)
+
+
+def test_the_readmes_scorer_scores_every_completion(tmp_path, monkeypatch):
+    blocks = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), flags=re.DOTALL)
+    assert len(blocks) == 1
+    (tmp_path / "readme_rewards.py").write_text(blocks[0], encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    loaded = scorer("readme_rewards:length_penalized")
+    assert loaded("", "", {"answer": "123"}) == 0.0
+    assert loaded("", "", {"answer": ""}) == 1.0
+    assert loaded("", "123", {"answer": "123"}) == 1.0
+    assert loaded("", "123" + 397 * " ", {"answer": "123"}) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("verl_style", "where prompt is expected stands data_source"),
+        ("swapped", "where prompt is expected stands completion"),
+        ("two_parameters", "expected a function with the parameters (prompt, completion, metadata)"),
+        ("one_too_many", "expected a function with the parameters (prompt, completion, metadata)"),
+        ("batched", "expected a function with the parameters (prompt, completion, metadata)"),
+        ("generator", "it is a generator"),
+    ],
+)
+def test_a_signature_that_is_not_a_scorers_is_refused_as_it_is_loaded(name, words):
+    with pytest.raises(InvalidData, match=re.escape(words)) as caught:
+        scorer(f"reward_test_scorers:{name}")
+    assert caught.value.code == "scorer_options"
+    assert name in str(caught.value)
+
+
+def test_parameters_that_are_not_used_may_say_so():
+    assert scorer("reward_test_scorers:unused")("", "four", {}) == 4.0
 
 
 def test_import_path_with_options():
