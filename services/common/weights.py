@@ -81,6 +81,11 @@ class WeightFeed:
         rows = cast(list[Any], self._client.xrevrange(self._name, count=ANNOUNCEMENTS_KEPT))
         return next((found for found in map(_announcement, rows) if found[1].path), None)
 
+    def newest_version(self) -> int:
+        """The highest version that was announced, 0 without any."""
+        rows = cast(list[Any], self._client.xrevrange(self._name, count=ANNOUNCEMENTS_KEPT))
+        return max((_announcement(row)[1].version for row in rows), default=0)
+
     def wait(self, after: str | None, timeout_seconds: float) -> tuple[str, weights_pb2.WeightVersion] | None:
         """The newest announcement after the one with id `after`, or None when the time is up."""
         block = max(1, round(min(timeout_seconds, MAX_BLOCK_SECONDS) * 1000))

@@ -1,16 +1,14 @@
 """A group is checked before anything is computed from it."""
 
 import json
-import math
 from typing import NoReturn
 
 from trivet.v1 import sample_pb2
 
 from services.common.errors import InvalidData
+from services.common.samples import check_logprobs
 
 MAX_TEXT_BYTES = 4 * 2**20
-# Log-softmax in low precision may round a probability to slightly more than 1.
-MAX_LOGPROB = 1e-2
 
 
 def check_group(group: sample_pb2.Group) -> None:
@@ -32,7 +30,7 @@ def check_group(group: sample_pb2.Group) -> None:
     for position, sample in enumerate(group.samples):
         field = f"{where}: samples[{position}]"
         if sample.index in indices:
-            raise InvalidData("sample_index_duplicate", f"{field}.index is {sample.index}, which came before")
+            raise InvalidData("sample_index", f"{field}.index is {sample.index}, which came before")
         if not sample.sample_id or sample.sample_id in ids:
             raise InvalidData("sample_id", f"{field}.sample_id is {sample.sample_id!r}, expected one of its own")
         indices.add(sample.index)
@@ -42,18 +40,7 @@ def check_group(group: sample_pb2.Group) -> None:
 
 def _check_sample(sample: sample_pb2.Sample, field: str) -> None:
     _check_size(sample.text, f"{field}.text")
-    if len(sample.logprobs) != len(sample.token_ids):
-        raise InvalidData(
-            "logprobs_length",
-            f"{field}.logprobs has {len(sample.logprobs)} values, expected {len(sample.token_ids)}, one a token",
-        )
-    for position, logprob in enumerate(sample.logprobs):
-        if not math.isfinite(logprob):
-            raise InvalidData(
-                "logprob_not_finite", f"{field}.logprobs[{position}] is {logprob}, expected a finite number"
-            )
-        if logprob > MAX_LOGPROB:
-            raise InvalidData("logprob_positive", f"{field}.logprobs[{position}] is {logprob}, expected at most 0")
+    check_logprobs(sample, field)
 
 
 def _check_size(text: str, field: str) -> None:

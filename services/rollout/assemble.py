@@ -9,7 +9,7 @@ from trivet.v1 import sample_pb2, tensor_pb2
 from services.common.blobs import BlobStore
 from services.common.errors import InvalidData
 from services.common.replay import encode_replay
-from services.common.sample_ids import sample_id
+from services.common.samples import sample_id
 from services.rollout.engine import EngineSample
 
 FINISH_REASONS = {"stop": sample_pb2.FINISH_REASON_STOP, "length": sample_pb2.FINISH_REASON_LENGTH}

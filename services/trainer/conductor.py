@@ -13,6 +13,7 @@ from services.common.config import Config
 from services.common.errors import InvalidData, Unavailable
 from services.common.logs import get_logger
 from services.common.streams import DeadLetters, RunStreams
+from services.common.weights import WeightFeed
 from services.trainer import metrics
 from services.trainer.checkpoint import TrainerState
 from services.trainer.data import PromptData
@@ -21,6 +22,7 @@ from services.trainer.intake import TOO_STALE, Arrival, Intake
 from services.trainer.issuer import Issuer
 from services.trainer.ledger import Ledger
 from services.trainer.status import Controls, Status
+from services.trainer.verification import Verifier
 
 CONSUMER = "trainer"
 POLL_SECONDS = 1.0
@@ -50,7 +52,9 @@ class Conductor:
         self._prompts, self._samples = streams.prompts(CONSUMER), streams.samples(CONSUMER)
         self._scored = streams.scored(CONSUMER)
         self._issuer = Issuer(config, self.data)
-        self.step = 0
+        self._feed = WeightFeed(self.client, config.run.name)
+        self.step = self._newest_before = 0
+        self._verifier = Verifier(self._issuer, config.reward, lambda: max(self.step, self._newest_before))
         # Seconds of waiting without an arrival, and since what is outstanding was last looked for.
         self._silence = self._unreconciled = 0.0
         self.intake = Intake(
@@ -58,6 +62,7 @@ class Conductor:
             DeadLetters(self.client, config.run.name),
             open_blobs(config.blobs, self.client, config.run.name),
             self.ledger,
+            verifier=self._verifier,
             check=self._check_arrival,
             issue_of=self._issuer.issue_of,
             reissue=self._reissue,
@@ -74,7 +79,7 @@ class Conductor:
         return self.data.version
 
     def dump(self) -> dict[str, Any]:
-        return self.ledger.dump()
+        return {**self.ledger.dump(), "sampling": self._verifier.dump()}
 
     def commit(self) -> None:
         self.intake.commit()
@@ -86,6 +91,9 @@ class Conductor:
         """Goes on from a checkpoint: takes up what has arrived, and issues again what is nowhere to be found."""
         self.step, self._issuer.history = state.step, state.history
         self.ledger.restore(state.ledger)
+        self._verifier.restore(state.ledger.get("sampling", []))
+        # What was published after the checkpoint was sampled under, too.
+        self._newest_before = self._feed.newest_version()
         self.intake.recover()
         withheld = self.ledger.withhold(self._steps_left, self.intake.held_issues())
         if withheld:
@@ -138,7 +146,7 @@ class Conductor:
         # A repeated evaluation of a step, after a restart, must not take the earlier one's results.
         evaluation_id = f"e{self.step}-{time.time_ns():x}"
         prompts = self._issuer.evaluation_prompts(evaluation_id, self.step)
-        expected = {prompt.group_id for prompt in prompts}
+        expected = {prompt.group_id: prompt for prompt in prompts}
         evaluation = Evaluation(evaluation_id, self.config.evaluation.success_reward, expected)
         self.intake.evaluation = evaluation
         self._prompts.add_all(prompts)

@@ -14,7 +14,8 @@ class Evaluation:
 
     evaluation_id: str
     success_reward: float
-    expected: set[str]
+    # What was issued, by group id.
+    expected: dict[str, sample_pb2.Prompt]
     groups: dict[str, sample_pb2.ScoredGroup] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
 
@@ -24,7 +25,11 @@ class Evaluation:
 
     @property
     def missing(self) -> set[str]:
-        return self.expected - self.groups.keys() - self.failures.keys()
+        return self.expected.keys() - self.groups.keys() - self.failures.keys()
+
+    def awaited(self, group_id: str) -> sample_pb2.Prompt | None:
+        """What was issued under the id; None where nothing was, or its group has come."""
+        return self.expected[group_id] if group_id in self.missing else None
 
     def add(self, scored: sample_pb2.ScoredGroup) -> None:
         """A group of another evaluation, or one that came before, is passed over."""

@@ -9,8 +9,11 @@ from trivet.v1 import sample_pb2
 
 from services.common.errors import InvalidData
 from services.common.replay import Replay, check_model_bounds, decode_replay
+from services.common.samples import check_logprobs, sample_id
 from services.trainer.policy import ModelFacts
 from services.trainer.samples import TrainSample
+
+FINISH_REASONS = {sample_pb2.FINISH_REASON_STOP, sample_pb2.FINISH_REASON_LENGTH}
 
 
 def check_group(scored: sample_pb2.ScoredGroup) -> None:
@@ -25,15 +28,39 @@ def check_group(scored: sample_pb2.ScoredGroup) -> None:
     if sorted(sample.index for sample in group.samples) != list(range(size)):
         raise InvalidData("sample_index", f"group {name} has not each index of 0..{size - 1} once")
     for sample, score in zip(group.samples, scored.scores, strict=True):
+        _check_sample(group.prompt, sample)
         if not math.isfinite(score.reward):
             raise InvalidData("reward_not_finite", f"reward of {sample.sample_id} is {score.reward}, expected finite")
-        if len(sample.logprobs) != len(sample.token_ids) or not sample.token_ids:
-            raise InvalidData(
-                "logprobs_rows",
-                f"sample {sample.sample_id} has {len(sample.logprobs)} log-probs for {len(sample.token_ids)} tokens",
-            )
-        if not np.isfinite(np.asarray(sample.logprobs)).all():
-            raise InvalidData("logprob_not_finite", f"sample {sample.sample_id} has a log-prob that is not finite")
+
+
+def _check_sample(prompt: sample_pb2.Prompt, sample: sample_pb2.Sample) -> None:
+    name, length, limit = sample_id(prompt, sample.index), len(sample.token_ids), prompt.sampling.max_tokens
+    if sample.sample_id != name:
+        raise InvalidData("sample_id", f"sample_id of sample {name} is {sample.sample_id[:200]!r}, expected its own")
+    if not 1 <= length <= limit:
+        raise InvalidData(
+            "completion_length", f"sample {name} has {length} tokens, expected 1 to {limit} (sampling.max_tokens)"
+        )
+    check_logprobs(sample, f"sample {name}")
+    if sample.finish_reason not in FINISH_REASONS:
+        raise InvalidData("finish_reason", f"finish_reason of {name} is {sample.finish_reason}, expected 1 or 2")
+    _check_versions(sample, name)
+
+
+def _check_versions(sample: sample_pb2.Sample, name: str) -> None:
+    covered = 0
+    for span in sample.versions:
+        if span.start != covered or span.end < span.start:
+            break
+        covered = span.end
+    else:
+        if sample.versions and covered == len(sample.token_ids):
+            return
+    spans = [(span.start, span.end) for span in sample.versions[:8]]
+    raise InvalidData(
+        "version_spans",
+        f"versions of {name} span {spans}, expected them to cover [0, {len(sample.token_ids)}) in order",
+    )
 
 
 def training_samples(

@@ -8,19 +8,19 @@ from trivet.v1 import sample_pb2
 from services.common.blobs import Blob, BlobStore
 from services.common.errors import GaveUp, InvalidData
 from services.common.logs import get_logger
-from services.common.sample_ids import sample_id
+from services.common.samples import sample_id
 from services.common.streams import DeadLetters, Entry, Stream
 from services.trainer import metrics
 from services.trainer.evaluation import Evaluation
-from services.trainer.groups import check_group
 from services.trainer.ledger import Ledger
 from services.trainer.rewards import has_variance
+from services.trainer.verification import PROMPT_MISMATCH, SAMPLING_MISMATCH, VERSION_UNKNOWN, Verifier
 
 READ_AT_ONCE = 64
 MAX_REISSUES = 3
 TOO_STALE = "group_too_stale"
 # Nothing is wrong with the prompt: sampling again helps.
-REISSUED_CODES = {"blob_missing", "blob_corrupt", TOO_STALE}
+REISSUED_CODES = {"blob_missing", "blob_corrupt", TOO_STALE, PROMPT_MISMATCH, SAMPLING_MISMATCH, VERSION_UNKNOWN}
 
 log = get_logger(__name__)
 
@@ -63,6 +63,7 @@ class Intake:
         blobs: BlobStore,
         ledger: Ledger,
         *,
+        verifier: Verifier,
         check: Callable[[Arrival], None],
         issue_of: Callable[[str], int | None],
         reissue: Callable[[int], None],
@@ -71,7 +72,8 @@ class Intake:
     ) -> None:
         """Up to `max_filtered` groups whose rewards are all the same are replaced before each step."""
         self._stream, self._dead_letters, self._blobs, self._ledger = stream, dead_letters, blobs, ledger
-        self._check, self._issue_of, self._reissue, self._max_lost = check, issue_of, reissue, max_lost
+        self._verifier, self._check, self._issue_of = verifier, check, issue_of
+        self._reissue, self._max_lost = reissue, max_lost
         self._max_filtered, self._filtered = max_filtered, 0
         self._lost_in_a_row = 0
         self._ready: list[Arrival] = []
@@ -135,31 +137,33 @@ class Intake:
 
     def _accept(self, entry: Entry[sample_pb2.ScoredGroup]) -> None:
         prompt = entry.message.group.prompt
-        if prompt.purpose == sample_pb2.PURPOSE_EVALUATION:
+        # What a group is goes by its id, which is compared with what was issued, and not by what else it says.
+        issue = self._issue_of(prompt.group_id)
+        if issue is None and prompt.purpose == sample_pb2.PURPOSE_EVALUATION:
             self._accept_evaluation(entry)
-        elif self._issue_of(prompt.group_id) is None:
+        elif issue is None:
             metrics.GROUPS_STALE.inc()
             self._drop(entry.id, entry.message)
-        elif not self._ledger.is_outstanding(prompt.issue) or prompt.issue in self.held_issues():
+        elif not self._ledger.is_outstanding(issue) or issue in self.held_issues():
             metrics.GROUPS_DUPLICATE.inc()
             self._drop(entry.id, entry.message)
         else:
-            self._accept_training(entry)
+            self._accept_training(entry, issue)
 
     def _accept_evaluation(self, entry: Entry[sample_pb2.ScoredGroup]) -> None:
-        if self.evaluation is not None:
+        issued = self.evaluation.awaited(entry.message.group.prompt.group_id) if self.evaluation else None
+        if self.evaluation is not None and issued is not None:
             try:
-                check_group(entry.message)
+                self._verifier.check_evaluation(entry.message, issued)
             except InvalidData as error:
                 self._stream.dead_letter(entry, error)
                 return
             self.evaluation.add(entry.message)
         self._stream.ack([entry.id])
 
-    def _accept_training(self, entry: Entry[sample_pb2.ScoredGroup]) -> None:
-        issue = entry.message.group.prompt.issue
+    def _accept_training(self, entry: Entry[sample_pb2.ScoredGroup], issue: int) -> None:
         try:
-            check_group(entry.message)
+            self._verifier.check_training(entry.message, issue)
             arrival = Arrival(entry.id, entry.message, self._fetch(entry.message))
             self._check(arrival)
         except InvalidData as error:

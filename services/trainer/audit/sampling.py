@@ -85,9 +85,14 @@ class RolloutClient:
     def generate(self, prompt: sample_pb2.Prompt, timeout_seconds: float) -> rollout_pb2.GenerateResponse:
         request = rollout_pb2.GenerateRequest(prompt=prompt)
         try:
-            return self._stub.Generate(request, metadata=self._metadata, timeout=timeout_seconds)
+            response = self._stub.Generate(request, metadata=self._metadata, timeout=timeout_seconds)
         except grpc.RpcError as error:
             raise self._failure(error) from error
+        if response.group.prompt != prompt:
+            raise InvalidData(
+                "prompt_mismatch", f"rollout at {self._address} answered another prompt than {prompt.group_id}"
+            )
+        return response
 
     def close(self) -> None:
         self._channel.close()

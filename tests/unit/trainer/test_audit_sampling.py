@@ -56,7 +56,12 @@ def response(
         span = sample_pb2.VersionSpan(version=version, start=0, end=2)
         group.samples.append(
             sample_pb2.Sample(
-                sample_id=sample_id, index=index, token_ids=[7, 8], logprobs=[-0.5, -0.25], versions=[span]
+                sample_id=sample_id,
+                index=index,
+                token_ids=[7, 8],
+                logprobs=[-0.5, -0.25],
+                finish_reason=sample_pb2.FINISH_REASON_STOP,
+                versions=[span],
             )
         )
         sets = CandidateSets(np.array([2, 1], np.int32), np.array([7, 9, 10 if outside else 8], np.int32))

@@ -36,11 +36,13 @@ class Play:
                 index=index,
                 token_ids=[1, 2],
                 logprobs=[-1.0, -2.0],
+                finish_reason=sample_pb2.FINISH_REASON_STOP,
+                versions=[sample_pb2.VersionSpan(version=prompt.min_version, start=0, end=2)],
                 replay=self.blobs.put(f"{prompt.group_id}/{prompt.attempt}/{index}", b"replay"),
             )
             for index in range(prompt.group_size)
         ]
-        scores = [sample_pb2.Score(reward=index, raw_reward=index) for index in range(prompt.group_size)]
+        scores = [sample_pb2.Score(reward=index % 2, raw_reward=index % 2) for index in range(prompt.group_size)]
         return sample_pb2.ScoredGroup(group=sample_pb2.Group(prompt=prompt, samples=samples), scores=scores)
 
     def answer(self, change=lambda scored: None) -> list[int]:
@@ -376,7 +378,7 @@ def test_a_group_that_is_too_stale_is_sampled_again(config, redis_client, play):
     first, second, *_ = play.read()
     for entry, version in ((first, 3), (second, 4)):
         scored = play.group(entry.message)
-        scored.group.samples[1].versions.add(version=version, start=0, end=2)
+        scored.group.samples[1].versions[0].version = version
         play.prompts.forward(entry.id, play.scored, scored)
     made.next_order()
     # Version 3 came too late, version 4 just in time; one step later it has grown too stale as well.
@@ -395,7 +397,8 @@ def test_the_oldest_are_trained_first(config, redis_client, play):
     made.step = 1
     for entry, version in zip(entries, (1, 0, 1, 0), strict=True):
         scored = play.group(entry.message)
-        scored.group.samples[0].versions.add(version=version, start=0, end=2)
+        for sample in scored.group.samples:
+            sample.versions[0].version = version
         play.prompts.forward(entry.id, play.scored, scored)
     assert trained(until_training(made)) == [1, 3]
 
