@@ -66,31 +66,34 @@ class ImportanceCorrection:
             raise ValueError("calibration is set while mode is none, expected a mode whose weights it can calibrate")
 
 
-def importance_ratio(
+def importance_log_ratio(
     old_logprobs: Float[Tensor, "N"],
     rollout_logprobs: Float[Tensor, "N"],
     sequence_ids: Int[Tensor, "N"],
     sequences: int,
     mode: ImportanceMode,
 ) -> Float[Tensor, "N"]:
-    """exp(old − rollout) of the token or, in the sequence modes, of its sequence's sum; unbounded, without gradient."""
+    """old − rollout of the token or, in the sequence modes, its sequence's sum; unbounded, without gradient."""
     log_ratio = (old_logprobs - rollout_logprobs).detach()
     if mode in ("sequence_truncate", "sequence_mask"):
         log_ratio = segment_sum(log_ratio, sequence_ids, sequences)[sequence_ids]
-    return log_ratio.exp()
+    return log_ratio
 
 
-def importance_weights(ratio: Float[Tensor, "N"], correction: ImportanceCorrection) -> Float[Tensor, "N"]:
-    """The ratio, held in the correction's bounds; 1 for mode none.
+def importance_weights(
+    log_ratio: Float[Tensor, "N"], correction: ImportanceCorrection
+) -> tuple[Float[Tensor, "N"], Float[Tensor, "N"]]:
+    """The ratio, held in the correction's bounds, 1 for mode none; and its logarithm, also where it underflows.
 
     Truncated importance sampling: E. L. Ionides, 2008; between a sampling and a training engine: F. Yao et al., "Your
     Efficient RL Framework Secretly Brings You Off-Policy RL Training", 2025.
     """
-    low, high = correction.clip_min or 0.0, correction.cap
+    ratio, low, high = log_ratio.exp(), correction.clip_min or 0.0, correction.cap
     match correction.mode:
         case "none":
-            return torch.ones_like(ratio)
+            weights = torch.ones_like(ratio)
         case "token_truncate" | "sequence_truncate":
-            return ratio.clamp(low, high)
+            weights = ratio.clamp(low, high)
         case "token_mask" | "sequence_mask":
-            return ratio.where((ratio >= low) & (ratio <= high), 0.0)
+            weights = ratio.where((ratio >= low) & (ratio <= high), 0.0)
+    return weights, log_ratio.where(weights == ratio, weights.log())

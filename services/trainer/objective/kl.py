@@ -4,8 +4,11 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
+
+from services.trainer.objective.scaled import Scaled, unscaled
 
 KlEstimator = Literal["importance_sampling_corrected", "k1", "k2", "k3"]
 KL_ESTIMATORS: tuple[KlEstimator, ...] = ("importance_sampling_corrected", "k1", "k2", "k3")
@@ -50,20 +53,39 @@ def k3(logprobs: Float[Tensor, "N"], reference: Float[Tensor, "N"]) -> Float[Ten
     return log_ratio.expm1() - log_ratio
 
 
+def wide_k3(logprobs: Float[Tensor, "N"], reference: Float[Tensor, "N"]) -> Float[Tensor, "N"]:
+    """In float64 where it overflows its own type, and without gradient."""
+    own = k3(logprobs.detach(), reference.detach())
+    return own.double().where(own.isfinite(), k3(logprobs.detach().double(), reference.detach().double()))
+
+
 def importance_sampling_corrected(
     logprobs: Float[Tensor, "N"],
     old_logprobs: Float[Tensor, "N"],
     reference: Float[Tensor, "N"],
     ratio_clip: float = math.inf,
-) -> Float[Tensor, "N"]:
+) -> Scaled:
     """exp(lp − old) · k3: unbiased in value and gradient for samples of the old policy, while the ratio is not clipped.
 
     Gradient flows through the ratio as well; that is what makes it the KL's. DeepSeek-V3.2 report, arXiv 2512.02556,
     section 3.1, "Unbiased KL Estimate".
     """
     # Bounded before exp, so that an overflow cannot turn the zero gradient of a clipped ratio into NaN.
-    ratio = (logprobs - old_logprobs).clamp(max=math.log(ratio_clip)).exp()
-    return ratio * k3(logprobs, reference)
+    bound = math.log(ratio_clip)
+    log_weight = (logprobs - old_logprobs).clamp(max=bound)
+    # The current policy cancels out of ratio · exp(ref − lp) while the ratio is not clipped.
+    log_product = (reference - logprobs + bound).where(logprobs - old_logprobs > bound, reference - old_logprobs)
+    return _times_k3(log_weight, reference - logprobs, log_product)
+
+
+def _times_k3(log_weight: Float[Tensor, "N"], log_ratio: Float[Tensor, "N"], log_product: Float[Tensor, "N"]) -> Scaled:
+    """exp(log_weight) · (exp(log_ratio) − log_ratio − 1), `log_product` being the sum of the two."""
+    far = log_ratio.detach().exp().isinf()
+    near = log_ratio.where(~far, 0.0)
+    value = log_weight.exp() * (near.expm1() - near)
+    log_scale = log_product.detach().clamp(min=0).where(far, 0.0)
+    product = (log_product - log_scale).where(far, 0.0).exp()
+    return Scaled(value.where(~far, product - (log_weight - log_scale).exp() * (log_ratio + 1)), log_scale)
 
 
 def kl_estimate(
@@ -71,14 +93,15 @@ def kl_estimate(
     old_logprobs: Float[Tensor, "N"],
     reference: Float[Tensor, "N"],
     penalty: KlPenalty,
-) -> Float[Tensor, "N"]:
+) -> Scaled:
     """The penalty's estimator, without its coefficient."""
     match penalty.estimator:
         case "k1":
-            return k1(logprobs, reference)
+            return unscaled(k1(logprobs, reference))
         case "k2":
-            return k2(logprobs, reference)
+            return unscaled(k2(logprobs, reference))
         case "k3":
-            return k3(logprobs, reference)
+            log_ratio = reference - logprobs
+            return _times_k3(torch.zeros_like(log_ratio), log_ratio, log_ratio)
         case "importance_sampling_corrected":
             return importance_sampling_corrected(logprobs, old_logprobs, reference, penalty.ratio_clip)

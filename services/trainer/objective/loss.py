@@ -1,5 +1,6 @@
 """The objective: a policy term and what an algorithm adds to it, over one micro-batch of a step."""
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -8,10 +9,11 @@ from torch import Tensor
 
 from services.trainer.objective.aggregation import token_weights
 from services.trainer.objective.algorithms import Algorithm
-from services.trainer.objective.importance import ImportanceCorrection, importance_ratio, importance_weights
-from services.trainer.objective.kl import KlPenalty, k3, kl_estimate
+from services.trainer.objective.importance import ImportanceCorrection, importance_log_ratio, importance_weights
+from services.trainer.objective.kl import KlPenalty, kl_estimate, wide_k3
 from services.trainer.objective.metrics import Metrics, distribution_of, mean_of
 from services.trainer.objective.outputs import LossOutputs
+from services.trainer.objective.scaled import log_of, scaled_weights, wide_exp
 from services.trainer.objective.types import LossInputs
 from services.trainer.objective.value import ValueLoss, value_term
 
@@ -50,17 +52,20 @@ def compute_loss(inputs: LossInputs, objective: Objective) -> LossOutputs:
     """
     share = token_weights(inputs, objective.algorithm.aggregation)
     policy = objective.algorithm.policy_term(inputs, objective.algorithm.clip)
-    mismatch = importance_ratio(
+    log_mismatch = importance_log_ratio(
         inputs.old_logprobs, inputs.rollout_logprobs, inputs.sequence_ids, inputs.sequences, objective.importance.mode
     )
     factor = _calibration(inputs, objective.importance)
-    weight = importance_weights(mismatch, objective.importance)
+    weight, log_weight = importance_weights(log_mismatch, objective.importance)
     if factor is not None:
-        weight = weight * factor
+        weight, log_weight = weight * factor, log_weight + log_of(factor)
     kept = _kept(inputs)[inputs.sequence_ids]
-    policy_loss = (share * kept * weight * policy.loss).sum()
+    scale = share * kept * weight
+    if policy.log_scale is not None:
+        scale = scaled_weights(scale, (share * kept).log() + log_weight, policy.log_scale)
+    policy_loss = (scale * policy.loss.where(scale > 0, 0.0)).sum()
 
-    ratio = policy.ratio.detach()
+    ratio, mismatch = policy.ratio.detach(), wide_exp(log_mismatch)
     means = {
         "ratio": distribution_of(ratio),
         "clip_fraction": mean_of(policy.clipped),
@@ -68,7 +73,7 @@ def compute_loss(inputs: LossInputs, objective: Objective) -> LossOutputs:
         "importance_ratio": distribution_of(mismatch),
         "importance_weight": mean_of(weight),
         # k3 of (rollout, current): the samples are the rollout policy's.
-        "mismatch_kl": mean_of(k3(inputs.rollout_logprobs, inputs.logprobs.detach())),
+        "mismatch_kl": mean_of(wide_k3(inputs.rollout_logprobs, inputs.logprobs)),
     }
     if inputs.truncated is not None:
         means["truncated_fraction"] = mean_of(inputs.truncated)
@@ -108,7 +113,10 @@ def _kl_term(inputs: LossInputs, share: Float[Tensor, "N"], penalty: KlPenalty |
     if penalty is None or inputs.reference_logprobs is None:
         return Term(share.new_zeros(()), {})
     kl = kl_estimate(inputs.logprobs, inputs.old_logprobs, inputs.reference_logprobs, penalty)
-    return Term(penalty.coef * (share * kl).sum(), {"kl": mean_of(kl)})
+    far = kl.log_scale > 0
+    loss = penalty.coef * (share * kl.value.where(~far, 0.0)).sum()
+    scale = (share.log() + log_of(penalty.coef) + kl.log_scale).where(far, -math.inf).exp()
+    return Term(loss + (scale * kl.value).sum(), {"kl": mean_of(kl.wide)})
 
 
 def _value_term(inputs: LossInputs, share: Float[Tensor, "N"], settings: ValueLoss) -> Term:

@@ -6,6 +6,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from services.trainer.objective.scaled import wide_exp
+
 
 @dataclass(frozen=True)
 class Clip:
@@ -27,25 +29,42 @@ class Clip:
 @dataclass(frozen=True, eq=False)
 class PolicyTerm:
     loss: Float[Tensor, "N"]
-    ratio: Float[Tensor, "N"]  # before clipping
+    ratio: Float[Tensor, "N"]  # before clipping; in float64 where it would overflow
     clipped: Bool[Tensor, "N"]  # where clipping changed the term
+    # The term is loss · exp(log_scale): 0, or None for 0 everywhere, unless the ratio makes it overflow.
+    log_scale: Float[Tensor, "N"] | None = None
 
 
-def clipped_term(ratio: Float[Tensor, "N"], advantages: Float[Tensor, "N"], clip: Clip) -> PolicyTerm:
+def clipped_term(log_ratio: Float[Tensor, "N"], advantages: Float[Tensor, "N"], clip: Clip) -> PolicyTerm:
     """−min(r·A, clip(r)·A): no gradient once the ratio has left the interval in the advantage's direction.
 
     PPO, arXiv 1707.06347, equation 7; with its own upper bound (clip-higher), DAPO, arXiv 2503.14476, equation 10.
     """
+    raw = log_ratio.detach().exp()
+    far = ~(raw * advantages).isfinite()
+    # Selected before exp: an infinity that is left out afterwards would still turn its zero gradient into NaN.
+    ratio = log_ratio.where(~far, 0.0).exp()
     free, bounded = ratio * advantages, clip(ratio) * advantages
-    return PolicyTerm(loss=-torch.minimum(free, bounded), ratio=ratio, clipped=bounded < free)
+    loss, clipped, log_scale = -torch.minimum(free, bounded), bounded < free, torch.zeros_like(raw)
+    gains = far & (advantages >= 0)
+    loses = far & (advantages < 0)
+    loss = loss.where(~gains, -clip(raw) * advantages)
+    loss = loss.where(~loses, -advantages * (log_ratio - log_ratio.detach()).exp())
+    return PolicyTerm(
+        loss=loss,
+        ratio=wide_exp(log_ratio),
+        clipped=clipped.where(~far, advantages > 0),
+        log_scale=log_scale.where(~loses, log_ratio.detach()),
+    )
 
 
 def cispo_term(
-    logprobs: Float[Tensor, "N"], ratio: Float[Tensor, "N"], advantages: Float[Tensor, "N"], clip: Clip
+    logprobs: Float[Tensor, "N"], log_ratio: Float[Tensor, "N"], advantages: Float[Tensor, "N"], clip: Clip
 ) -> PolicyTerm:
     """−stopgrad(clip(r))·A·lp: every token keeps its gradient, only its weight is bounded.
 
     CISPO, MiniMax-M1 report, arXiv 2506.13585, equation 4.
     """
-    weight = clip(ratio).detach()
-    return PolicyTerm(loss=-weight * advantages * logprobs, ratio=ratio, clipped=weight != ratio)
+    ratio = log_ratio.detach().exp()
+    weight = clip(ratio)
+    return PolicyTerm(loss=-weight * advantages * logprobs, ratio=wide_exp(log_ratio), clipped=weight != ratio)

@@ -1,6 +1,6 @@
 from services.trainer.objective.algorithms.algorithm import Algorithm
 from services.trainer.objective.policy_term import Clip, PolicyTerm, cispo_term
-from services.trainer.objective.ratio import token_ratio
+from services.trainer.objective.ratio import token_log_ratio
 from services.trainer.objective.types import LossInputs
 
 
@@ -14,5 +14,5 @@ def cispo() -> Algorithm:
 
 
 def clipped_weight_term(inputs: LossInputs, clip: Clip) -> PolicyTerm:
-    ratio = token_ratio(inputs.logprobs, inputs.old_logprobs)
-    return cispo_term(inputs.logprobs, ratio, inputs.token_advantages, clip)
+    log_ratio = token_log_ratio(inputs.logprobs, inputs.old_logprobs)
+    return cispo_term(inputs.logprobs, log_ratio, inputs.token_advantages, clip)

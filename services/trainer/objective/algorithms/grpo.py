@@ -1,6 +1,6 @@
 from services.trainer.objective.algorithms.algorithm import Algorithm
 from services.trainer.objective.policy_term import Clip, PolicyTerm, clipped_term
-from services.trainer.objective.ratio import token_ratio
+from services.trainer.objective.ratio import token_log_ratio
 from services.trainer.objective.types import LossInputs
 
 
@@ -13,4 +13,4 @@ def grpo() -> Algorithm:
 
 
 def clipped_token_term(inputs: LossInputs, clip: Clip) -> PolicyTerm:
-    return clipped_term(token_ratio(inputs.logprobs, inputs.old_logprobs), inputs.token_advantages, clip)
+    return clipped_term(token_log_ratio(inputs.logprobs, inputs.old_logprobs), inputs.token_advantages, clip)

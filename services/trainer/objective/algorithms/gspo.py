@@ -1,6 +1,6 @@
 from services.trainer.objective.algorithms.algorithm import Algorithm
 from services.trainer.objective.policy_term import Clip, PolicyTerm, clipped_term
-from services.trainer.objective.ratio import sequence_ratio
+from services.trainer.objective.ratio import sequence_log_ratio
 from services.trainer.objective.types import LossInputs
 
 
@@ -13,5 +13,5 @@ def gspo() -> Algorithm:
 
 
 def clipped_sequence_term(inputs: LossInputs, clip: Clip) -> PolicyTerm:
-    ratio = sequence_ratio(inputs.logprobs, inputs.old_logprobs, inputs.sequence_ids, inputs.sequences)
-    return clipped_term(ratio, inputs.token_advantages, clip)
+    log_ratio = sequence_log_ratio(inputs.logprobs, inputs.old_logprobs, inputs.sequence_ids, inputs.sequences)
+    return clipped_term(log_ratio, inputs.token_advantages, clip)

@@ -1,6 +1,6 @@
 from services.trainer.objective.algorithms.algorithm import Algorithm
 from services.trainer.objective.policy_term import Clip, PolicyTerm, clipped_term
-from services.trainer.objective.ratio import token_ratio
+from services.trainer.objective.ratio import token_log_ratio
 from services.trainer.objective.types import LossInputs
 from services.trainer.objective.value import ValueLoss
 
@@ -19,4 +19,4 @@ def ppo() -> Algorithm:
 def clipped_gae_term(inputs: LossInputs, clip: Clip) -> PolicyTerm:
     """Raises ValueError without gae_advantages."""
     advantages = inputs.require("gae_advantages", "ppo gives each token its own")
-    return clipped_term(token_ratio(inputs.logprobs, inputs.old_logprobs), advantages, clip)
+    return clipped_term(token_log_ratio(inputs.logprobs, inputs.old_logprobs), advantages, clip)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.trainer.objective import Calibration, ImportanceCorrection
-from services.trainer.objective.importance import importance_ratio, importance_weights
+from services.trainer.objective.importance import importance_log_ratio, importance_weights
 
 OLD = torch.tensor([2.0, 0.5, 4.0, 0.25]).log()
 ROLLOUT = torch.zeros(4)
@@ -14,8 +14,10 @@ IDS = torch.tensor([0, 0, 1, 1])
 
 
 def weights(mode, clip_min=None, cap=3.0):
-    ratio = importance_ratio(OLD, ROLLOUT, IDS, 2, mode)
-    return importance_weights(ratio, ImportanceCorrection(mode, clip_min, cap)).tolist()
+    log_ratio = importance_log_ratio(OLD, ROLLOUT, IDS, 2, mode)
+    found, logs = importance_weights(log_ratio, ImportanceCorrection(mode, clip_min, cap))
+    torch.testing.assert_close(logs.exp(), found)
+    return found.tolist()
 
 
 @pytest.mark.parametrize(
@@ -37,14 +39,21 @@ def test_modes(mode, clip_min, cap, expected):
 
 def test_sequence_ratio_is_the_product_over_the_sequence():
     ids = torch.tensor([0, 1, 0, 1])
-    assert importance_ratio(OLD, ROLLOUT, ids, 2, "sequence_mask").tolist() == pytest.approx([8, 0.125, 8, 0.125])
+    ratio = importance_log_ratio(OLD, ROLLOUT, ids, 2, "sequence_mask").exp()
+    assert ratio.tolist() == pytest.approx([8, 0.125, 8, 0.125])
 
 
 def test_an_overflowing_ratio_is_capped_or_dropped():
     far = torch.tensor([400.0, 0.0])
-    ratio = importance_ratio(far, torch.zeros(2), torch.tensor([0, 1]), 2, "token_truncate")
-    assert importance_weights(ratio, ImportanceCorrection("token_truncate", cap=2.0)).tolist() == [2, 1]
-    assert importance_weights(ratio, ImportanceCorrection("token_mask", cap=2.0)).tolist() == [0, 1]
+    log_ratio = importance_log_ratio(far, torch.zeros(2), torch.tensor([0, 1]), 2, "token_truncate")
+    assert importance_weights(log_ratio, ImportanceCorrection("token_truncate", cap=2.0))[0].tolist() == [2, 1]
+    assert importance_weights(log_ratio, ImportanceCorrection("token_mask", cap=2.0))[0].tolist() == [0, 1]
+
+
+def test_an_underflowing_ratio_keeps_its_logarithm():
+    log_ratio = torch.tensor([-200.0, 0.0])
+    found, logs = importance_weights(log_ratio, ImportanceCorrection("token_truncate", cap=2.0))
+    assert (found.tolist(), logs.tolist()) == ([0, 1], [-200, 0])
 
 
 @given(st.floats(0.1, 100), st.floats(0.5, 1e4), st.integers(0, 10_000))
