@@ -102,8 +102,13 @@ def write_config(directory: Path, config: Config) -> None:
 
 def recorded_steps(run: Path) -> list[RecordedStep]:
     """Oldest first. Raises InvalidData for a record that cannot be read."""
-    found = [path for path in (run / RECORDED_DIRECTORY).glob("step-*") if _NAME.fullmatch(path.name)]
-    return [_read(path) for path in sorted(found, key=lambda path: int(path.name.removeprefix("step-")))]
+    return [_read(path) for path in recorded_directories(run).values()]
+
+
+def recorded_directories(run: Path) -> dict[int, Path]:
+    """By step, oldest first; what is in them may be damaged."""
+    named = ((_NAME.fullmatch(path.name), path) for path in (run / RECORDED_DIRECTORY).glob("step-*"))
+    return dict(sorted((int(match[1]), path) for match, path in named if match is not None))
 
 
 def recorded_step(run: Path, step: int) -> RecordedStep:

@@ -1,20 +1,28 @@
 """Checkpoints: the engine's state, the policy as a Hugging Face directory, and the ledger, whole or not at all."""
 
+import itertools
 import json
 import os
+import re
 import shutil
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import xxhash
+
 from services.common.errors import InvalidData
 from services.common.logs import get_logger
+from services.trainer import metrics
 
 log = get_logger(__name__)
 
 STATE_FILE = "trainer.json"
 ENGINE_DIRECTORY = "engine"
 POLICY_DIRECTORY = "policy"
+NAME = re.compile(r"step-\d{6,}")
+REPLACED, DAMAGED = "replaced-", "damaged-"
 
 
 @dataclass(frozen=True)
@@ -37,6 +45,8 @@ class TrainerState:
 class SavedCheckpoint:
     path: Path
     state: TrainerState
+    # Of every file but the state's own; None where none were taken.
+    sums: Mapping[str, str] | None = None
 
     @property
     def engine(self) -> Path:
@@ -48,7 +58,11 @@ class SavedCheckpoint:
 
 
 class Checkpoints:
-    """Step directories below `directory`; the newest `keep` stay."""
+    """Step directories below `directory`; the newest `keep` stay.
+
+    A directory has its name only while it is whole: one that is written is called staging, one that another takes the
+    place of is called replaced, and one that turned out to be damaged is called damaged and never removed.
+    """
 
     def __init__(self, directory: Path, keep: int) -> None:
         self._directory, self._keep = directory.absolute(), keep
@@ -61,39 +75,94 @@ class Checkpoints:
     def begin(self, step: int) -> None:
         """Rank 0 only; clears what a crash left behind."""
         for left_behind in self._directory.glob("staging-*"):
-            shutil.rmtree(left_behind)
+            shutil.rmtree(left_behind) if left_behind.is_dir() else left_behind.unlink()
         self.staging(step).mkdir()
 
-    def commit(self, step: int, state: TrainerState) -> SavedCheckpoint:
-        """Rank 0 only, after every rank has written its part."""
-        staged = self.staging(step)
-        with (staged / STATE_FILE).open("w", encoding="utf-8") as file:
-            json.dump(asdict(state), file, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
-        final = self._directory / f"step-{step:06d}"
+    def commit(self, step: int, state: TrainerState, sums: Mapping[str, str] | None = None) -> SavedCheckpoint:
+        """Rank 0 only, after every rank has written its part. `sums` are of what they wrote."""
+        staged, final = self.staging(step), self._directory / f"step-{step:06d}"
+        _write_state(staged / STATE_FILE, state, sums)
+        replaced = self._directory / f"{REPLACED}{final.name}"
         if final.exists():
-            shutil.rmtree(final)
+            final.rename(replaced)
         staged.rename(final)
+        if replaced.exists():
+            shutil.rmtree(replaced)
         for old in self.list()[: -self._keep]:
             shutil.rmtree(old.path)
-        return SavedCheckpoint(final, state)
+        return SavedCheckpoint(final, state, sums)
+
+    def recover(self) -> None:
+        """Rank 0 only, before the first `latest`: undoes what a crash interrupted, and puts unreadable ones aside."""
+        for replaced in self._directory.glob(f"{REPLACED}*"):
+            final = self._directory / replaced.name.removeprefix(REPLACED)
+            if final.exists():
+                shutil.rmtree(replaced)
+            else:
+                replaced.rename(final)
+        for path in self._paths():
+            try:
+                read_checkpoint(path)
+            except InvalidData as error:
+                metrics.CHECKPOINTS_DAMAGED.inc()
+                log.warning("checkpoint is damaged: put aside", reason=str(error), kept=str(self.set_aside(path)))
+
+    def set_aside(self, path: Path) -> Path:
+        """Rank 0 only. Returns where it is kept."""
+        aside = path.with_name(f"{DAMAGED}{path.name}")
+        for number in itertools.count(2):
+            if not aside.exists():
+                break
+            aside = path.with_name(f"{DAMAGED}{path.name}.{number}")
+        return path.rename(aside)
+
+    def damaged(self) -> Sequence[Path]:
+        return sorted(self._directory.glob(f"{DAMAGED}*"), key=lambda path: (len(path.name), path.name))
 
     def list(self) -> "list[SavedCheckpoint]":
-        """Oldest first."""
-        return [_read(path) for path in sorted(self._directory.glob("step-*")) if (path / STATE_FILE).exists()]
+        """Oldest first, less those that cannot be read."""
+        found = []
+        for path in self._paths():
+            try:
+                found.append(read_checkpoint(path))
+            except InvalidData as error:
+                log.warning("checkpoint passed over", reason=str(error))
+        return found
 
     def latest(self) -> SavedCheckpoint | None:
         saved = self.list()
         return saved[-1] if saved else None
 
+    def _paths(self) -> Sequence[Path]:
+        found = [path for path in self._directory.iterdir() if NAME.fullmatch(path.name)]
+        return sorted(found, key=lambda path: int(path.name.removeprefix("step-")))
 
-def _read(path: Path) -> SavedCheckpoint:
+
+def read_checkpoint(path: str | Path) -> SavedCheckpoint:
+    """Its state, without a look at the rest. Raises InvalidData where that is not what was written."""
+    file = Path(path) / STATE_FILE
     try:
-        state = TrainerState(**json.loads((path / STATE_FILE).read_text(encoding="utf-8")))
-    except (TypeError, json.JSONDecodeError) as error:
-        raise InvalidData("checkpoint_corrupt", f"{path / STATE_FILE} is not a trainer state ({error})") from error
-    return SavedCheckpoint(path, state)
+        content = json.loads(file.read_text(encoding="utf-8"))
+        sums = content.pop("sums", None)
+        digest = content.pop("digest", None)
+        state = TrainerState(**content)
+    except (OSError, TypeError, ValueError, AttributeError) as error:
+        raise InvalidData("checkpoint_corrupt", f"{file} is not a trainer state ({error})") from error
+    if digest is not None and digest != _state_digest(state, sums):
+        raise InvalidData("checkpoint_corrupt", f"{file} is damaged: its digest is not {digest}")
+    return SavedCheckpoint(Path(path), state, sums)
+
+
+def _write_state(path: Path, state: TrainerState, sums: Mapping[str, str] | None) -> None:
+    content = {**asdict(state), "sums": sums, "digest": _state_digest(state, sums)}
+    with path.open("w", encoding="utf-8") as file:
+        json.dump(content, file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _state_digest(state: TrainerState, sums: Mapping[str, str] | None) -> str:
+    return xxhash.xxh3_128_hexdigest(json.dumps([asdict(state), sums], sort_keys=True).encode())
 
 
 def check_resumable(saved: SavedCheckpoint, *, model: str, data: str, world_size: int) -> None:

@@ -241,8 +241,7 @@ class DeepSpeedEngine:
             raise
         except (OSError, EOFError, RuntimeError, KeyError, IndexError, ValueError, AssertionError) as error:
             said = f"{type(error).__name__}: {error}"
-            remedy = f"; it is made again from {DEEPSPEED_TAG} once removed" if tag == UNIVERSAL_TAG else ""
-            raise InvalidData("checkpoint_corrupt", f"{directory / tag} cannot be loaded ({said}){remedy}") from error
+            raise InvalidData("checkpoint_corrupt", f"{directory / tag} cannot be loaded ({said})") from error
         if loaded is None:
             raise InvalidData("checkpoint_incomplete", f"{directory / tag} has no DeepSpeed state to load")
 

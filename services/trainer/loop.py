@@ -24,10 +24,12 @@ from services.trainer.checkpoint import (
     check_resumable,
     size_bytes,
 )
+from services.trainer.checksums import sum_files
 from services.trainer.engine import TrainEngine
 from services.trainer.preference_update import PreferenceUpdater
 from services.trainer.publication import Publication, Release
 from services.trainer.recording import Recorder
+from services.trainer.resume import take_up
 from services.trainer.step_source import StepSource
 from services.trainer.summary import summarize
 from services.trainer.update import Updater
@@ -101,12 +103,9 @@ class TrainingLoop:
         return not self._stopped()
 
     def _start(self) -> None:
-        """Takes up the newest checkpoint, if there is one."""
-        saved = self._checkpoints.latest()
+        """Takes up the newest checkpoint that is whole, if there is one."""
+        saved = take_up(self._checkpoints, self._engine, self._check_resumable)
         if saved is not None:
-            data = self._lead.source.data_version if self._lead else saved.state.data
-            check_resumable(saved, model=self._model, data=data, world_size=self._engine.world_size)
-            self._engine.load(saved.engine)
             self._step = saved.state.step
             structlog.contextvars.bind_contextvars(step=self._step)
             log.info("resumed", checkpoint=str(saved.path))
@@ -117,6 +116,10 @@ class TrainingLoop:
         if saved is not None:
             source.restore(saved.state)
             observation.observe_checkpoint(checkpoint_message(saved))
+
+    def _check_resumable(self, saved: SavedCheckpoint) -> None:
+        data = self._lead.source.data_version if self._lead else saved.state.data
+        check_resumable(saved, model=self._model, data=data, world_size=self._engine.world_size)
 
     def _next_order(self) -> step_pb2.StepOrder:
         with self._phase("wait"):
@@ -193,10 +196,11 @@ class TrainingLoop:
             self._engine.save(staged / ENGINE_DIRECTORY)
             self._engine.export(staged / POLICY_DIRECTORY)
             self._engine.barrier()
+            sums = sum_files(staged, self._engine)
             if self._lead is not None:
-                self._commit(self._lead.source)
+                self._commit(self._lead.source, sums)
 
-    def _commit(self, source: StepSource) -> None:
+    def _commit(self, source: StepSource, sums: dict[str, str]) -> None:
         state = TrainerState(
             step=self._step,
             history=source.history,
@@ -207,7 +211,7 @@ class TrainingLoop:
             ledger=source.dump(),
             saved_at=time.time(),
         )
-        saved = self._checkpoints.commit(self._step, state)
+        saved = self._checkpoints.commit(self._step, state, sums)
         source.commit()
         source.status.checkpoint_step = self._step
         message = checkpoint_message(saved)

@@ -10,11 +10,15 @@ import xxhash
 from trivet.v1 import weights_pb2
 
 from services.common.config import WeightsConfig
-from services.common.weights import WeightFeed, describe_weights
+from services.common.errors import InvalidData
+from services.common.logs import get_logger
+from services.common.weights import WeightFeed, describe_weights, verify_weights
 from services.trainer import metrics
 from services.trainer.engine import TrainEngine
 from services.trainer.weight_source import WeightSource
 from services.trainer.weight_transfer import WeightTransfer
+
+log = get_logger(__name__)
 
 
 class Publisher:
@@ -35,12 +39,13 @@ class Publisher:
         """Names the directory by version and content, and removes versions that nobody loads any more."""
         described = describe_weights(staged, version)
         final = self._directory / f"v{version:06d}-{described.fingerprint[:8]}"
-        if final.exists():
+        described.path = str(final)
+        if _published(described):
             # The same weights, published before a restart.
             shutil.rmtree(staged)
         else:
+            shutil.rmtree(final, ignore_errors=True)
             staged.rename(final)
-        described.path = str(final)
         metrics.PUBLISHED_BYTES.set(sum(file.size for file in described.files))
         self._prune(final)
         return described
@@ -55,6 +60,18 @@ class Publisher:
             if path not in kept:
                 shutil.rmtree(path)
         self._published = self._published[-self._keep :]
+
+
+def _published(weights: weights_pb2.WeightVersion) -> bool:
+    """Whether they are there already, undamaged."""
+    if not Path(weights.path).exists():
+        return False
+    try:
+        verify_weights(weights)
+    except InvalidData as error:
+        log.warning("published weights are damaged: written again", reason=str(error))
+        return False
+    return True
 
 
 class Release:

@@ -16,9 +16,8 @@ from services.common.step_record import (
     POLICY_DIRECTORY,
     RECORD_FILE,
     RECORDED_DIRECTORY,
-    RecordedStep,
     StepRecord,
-    recorded_steps,
+    recorded_directories,
     step_directory,
     write_config,
     write_order,
@@ -91,8 +90,8 @@ class Recorder:
             file.flush()
             os.fsync(file.fileno())
         staged.rename(step_directory(self._directory, begun.step))
-        for old in self._recorded()[: -self._config.trainer.recording.keep]:
-            shutil.rmtree(old.path)
+        for old in list(recorded_directories(self._run).values())[: -self._config.trainer.recording.keep]:
+            shutil.rmtree(old)
         metrics.STEPS_RECORDED.inc()
 
     @cached_property
@@ -106,9 +105,6 @@ class Recorder:
         """What a crash left behind, and steps that a resume from an earlier one has made void."""
         for left_behind in self._directory.glob("staging-*"):
             shutil.rmtree(left_behind)
-        for void in self._recorded():
-            if void.record.step >= step:
-                shutil.rmtree(void.path)
-
-    def _recorded(self) -> list[RecordedStep]:
-        return recorded_steps(self._run)
+        for recorded, void in recorded_directories(self._run).items():
+            if recorded >= step:
+                shutil.rmtree(void)

@@ -31,7 +31,7 @@ for path in sys.argv[1:]:
 class Conversion:
     """Of the checkpoint `directory / tag` to `directory / UNIVERSAL_TAG`, which appears whole or not at all.
 
-    One that is there already is not made again.
+    One that an earlier start has left is made again: nobody has looked at its bytes since.
     """
 
     def __init__(self, directory: Path, tag: str, longest_seconds: float = LONGEST_SECONDS) -> None:
@@ -56,8 +56,6 @@ class Conversion:
     def progress(self, seconds: float) -> bytes:
         """Nothing while it still runs after `seconds`, DONE, or why it failed. The first call starts it."""
         try:
-            if (self._directory / UNIVERSAL_TAG).is_dir():
-                return DONE
             if self._process is None:
                 self._start()
             return self._wait(seconds)
@@ -109,7 +107,10 @@ class Conversion:
         if self._commands:
             self._process = self._run(self._commands.pop(0))
             return b""
-        (self._staging / UNIVERSAL_TAG).rename(self._directory / UNIVERSAL_TAG)
+        final = self._directory / UNIVERSAL_TAG
+        if final.exists():
+            shutil.rmtree(final)
+        (self._staging / UNIVERSAL_TAG).rename(final)
         return DONE
 
     def _failure(self, reason: str) -> bytes:

@@ -139,6 +139,30 @@ def test_after_a_crash_the_same_groups_are_trained_from_the_checkpoint_on(config
     assert again.ledger.cursor == 2 * GROUPS
 
 
+def test_an_older_checkpoint_has_sampled_again_what_was_acknowledged_since(config, redis_client, play):
+    made = conductor(config, redis_client)
+    older = state(made)
+    before = []
+    for _ in range(3):
+        made.issue()
+        play.answer()
+        before += trained(until_training(made))
+        made.step += 1
+        made.intake.commit()
+    made.issue()
+    again = conductor(config, redis_client)
+    again.restore(older)
+    seen = []
+    while again.step < config.trainer.steps:
+        again.issue()
+        play.answer()
+        seen += trained(until_training(again))
+        again.step += 1
+        again.intake.commit()
+    assert sorted(seen) == list(range(config.trainer.steps * GROUPS))
+    assert play.scored.depth() == play.prompts.depth() == 0
+
+
 def test_what_is_nowhere_after_a_crash_is_issued_again_and_what_is_somewhere_is_not(config, redis_client, play):
     made = conductor(config, redis_client)
     made.issue()

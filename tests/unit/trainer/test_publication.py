@@ -115,6 +115,23 @@ def test_without_a_transfer_every_version_goes_to_disk(tmp_path, feed):
         verify_weights(announced(feed))
 
 
+def test_a_version_published_again_is_kept_where_it_is_whole_and_written_again_where_it_is_damaged(tmp_path, feed):
+    publisher = Publisher(tmp_path / "weights", feed, 4)
+
+    def stored():
+        staged = publisher.staging()
+        staged.mkdir()
+        save_file({"w": torch.ones(2)}, staged / "model.safetensors")
+        return publisher.store(staged, 3)
+
+    first = stored()
+    verify_weights(stored())
+    assert stored().path == first.path
+    (tmp_path / "weights" / first.path / "model.safetensors").write_bytes(b"")
+    verify_weights(stored())
+    assert [path.name for path in (tmp_path / "weights").iterdir()] == [first.path.rpartition("/")[2]]
+
+
 def test_the_first_version_some_others_and_durable_ones_go_to_disk_too(run, feed, transfer, source):
     exported = [version for version in range(5, 15) if run.publish(version, durable=version == 10)]
     assert exported == [5, 8, 10, 12]

@@ -93,6 +93,15 @@ def test_going_on_from_an_earlier_step_makes_later_recordings_void(tmp_path):
     assert numbers(run) == [1, 2]
 
 
+def test_a_damaged_recording_does_not_keep_the_run_from_recording(tmp_path):
+    run = record_run(tmp_path, steps=3)
+    (run / "recorded" / "step-000001" / "record.json").write_text("")
+    config = configuration(tmp_path, keep=3)
+    engine = open_plain(config)
+    train(config, engine, Recorder(config, engine), range(3, 5))
+    assert sorted(path.name for path in (run / "recorded").iterdir()) == [f"step-00000{n}" for n in (2, 3, 4)]
+
+
 def test_missing_steps_are_told_with_those_there_are(run, tmp_path):
     with pytest.raises(InvalidData, match=r"step 9 .* is not recorded, expected one of \[1, 2, 3\]"):
         recorded_step(run, 9)

@@ -42,7 +42,7 @@ def entries(directory: Path) -> set[str]:
     return {path.name for path in directory.iterdir()}
 
 
-def test_a_conversion_appears_whole_and_is_made_once(
+def test_a_conversion_appears_whole_and_is_made_anew_at_each_start(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (checkpoint / "converting-by-a-crash").mkdir()
@@ -51,8 +51,9 @@ def test_a_conversion_appears_whole_and_is_made_once(
     assert entries(checkpoint) == {"saved", "universal"}
     made = checkpoint / "universal" / "made"
     assert made.read_bytes() == (checkpoint / "saved" / "shard.pt").read_bytes()
-    python(monkeypatch, tmp_path, FAILS)
+    made.write_bytes(b"rotten")
     assert outcome(checkpoint) == DONE
+    assert made.read_bytes() == (checkpoint / "saved" / "shard.pt").read_bytes()
 
 
 def test_a_failed_conversion_says_why_and_leaves_nothing(
