@@ -2,12 +2,10 @@
 
 import threading
 import time
+from concurrent.futures import Future
 from dataclasses import dataclass, field
-from queue import Empty, SimpleQueue
 
 from trivet.v1 import trainer_pb2
-
-from services.common.errors import Unavailable
 
 
 @dataclass
@@ -58,31 +56,15 @@ class Status:
         )
 
 
-class SaveRequest:
-    """A checkpoint that somebody waits for."""
-
-    def __init__(self) -> None:
-        self._done = threading.Event()
-        self._checkpoint = trainer_pb2.Checkpoint()
-
-    def finish(self, checkpoint: trainer_pb2.Checkpoint) -> None:
-        self._checkpoint = checkpoint
-        self._done.set()
-
-    def wait(self, timeout_seconds: float) -> trainer_pb2.Checkpoint:
-        """Raises Unavailable when the time is up."""
-        if not self._done.wait(timeout_seconds):
-            raise Unavailable("save_timeout", f"no checkpoint within {timeout_seconds:.0f} s")
-        return self._checkpoint
-
-
 class Controls:
     """What signals and callers ask for; the main thread looks between steps."""
 
     def __init__(self) -> None:
         self.stop = threading.Event()
         self._paused = threading.Event()
-        self._saves: SimpleQueue[SaveRequest] = SimpleQueue()
+        self._lock = threading.Lock()
+        # The checkpoint that callers wait for: one for all of them.
+        self._save: Future[trainer_pb2.Checkpoint] | None = None
 
     @property
     def paused(self) -> bool:
@@ -94,18 +76,20 @@ class Controls:
     def resume(self) -> None:
         self._paused.clear()
 
-    def request_save(self) -> SaveRequest:
-        request = SaveRequest()
-        self._saves.put(request)
-        return request
+    def request_save(self) -> "Future[trainer_pb2.Checkpoint]":
+        """The next checkpoint. One caller's cancelling it does not take it from the others."""
+        with self._lock:
+            if self._save is None:
+                self._save = Future()
+                self._save.set_running_or_notify_cancel()
+            return self._save
 
     @property
     def save_requested(self) -> bool:
-        return not self._saves.empty()
+        return self._save is not None
 
     def answer_saves(self, checkpoint: trainer_pb2.Checkpoint) -> None:
-        while True:
-            try:
-                self._saves.get_nowait().finish(checkpoint)
-            except Empty:
-                return
+        with self._lock:
+            save, self._save = self._save, None
+        if save is not None:
+            save.set_result(checkpoint)

@@ -66,6 +66,7 @@ def test_every_issued_prompt_is_trained_exactly_once(finished):
 def test_the_last_checkpoint_has_nothing_open(finished):
     saved = Checkpoints(finished.config.run.path / "checkpoints", keep=3).latest()
     assert saved.state.step == STEPS
+    assert saved.state.ledger.pop("sampling") == [[4, 1.0, 20, pytest.approx(0.99), 16, None]]
     assert saved.state.ledger == {"cursor": STEPS * GROUPS, "outstanding": {}, "withheld": {}, "lost": []}
 
 

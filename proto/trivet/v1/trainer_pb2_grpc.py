@@ -71,7 +71,8 @@ class TrainerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def SaveCheckpoint(self, request, context):
-        """Saves at the end of the running step.
+        """Saves at the end of the running step. One checkpoint answers everybody who waits for it by then: DEADLINE_EXCEEDED
+        after ten minutes, RESOURCE_EXHAUSTED when too many wait.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

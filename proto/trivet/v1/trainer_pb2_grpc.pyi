@@ -33,7 +33,9 @@ class TrainerServiceStub:
     def __new__(cls, channel: _aio.Channel) -> TrainerServiceAsyncStub: ...
     GetStatus: _grpc.UnaryUnaryMultiCallable[_trainer_pb2.TrainerServiceGetStatusRequest, _trainer_pb2.TrainerServiceGetStatusResponse]
     SaveCheckpoint: _grpc.UnaryUnaryMultiCallable[_trainer_pb2.SaveCheckpointRequest, _trainer_pb2.SaveCheckpointResponse]
-    """Saves at the end of the running step."""
+    """Saves at the end of the running step. One checkpoint answers everybody who waits for it by then: DEADLINE_EXCEEDED
+    after ten minutes, RESOURCE_EXHAUSTED when too many wait.
+    """
     ListCheckpoints: _grpc.UnaryUnaryMultiCallable[_trainer_pb2.ListCheckpointsRequest, _trainer_pb2.ListCheckpointsResponse]
     Pause: _grpc.UnaryUnaryMultiCallable[_trainer_pb2.TrainerServicePauseRequest, _trainer_pb2.TrainerServicePauseResponse]
     """Holds training at the end of the running step."""
@@ -44,7 +46,9 @@ class TrainerServiceAsyncStub(TrainerServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetStatus: _aio.UnaryUnaryMultiCallable[_trainer_pb2.TrainerServiceGetStatusRequest, _trainer_pb2.TrainerServiceGetStatusResponse]  # type: ignore[assignment]
     SaveCheckpoint: _aio.UnaryUnaryMultiCallable[_trainer_pb2.SaveCheckpointRequest, _trainer_pb2.SaveCheckpointResponse]  # type: ignore[assignment]
-    """Saves at the end of the running step."""
+    """Saves at the end of the running step. One checkpoint answers everybody who waits for it by then: DEADLINE_EXCEEDED
+    after ten minutes, RESOURCE_EXHAUSTED when too many wait.
+    """
     ListCheckpoints: _aio.UnaryUnaryMultiCallable[_trainer_pb2.ListCheckpointsRequest, _trainer_pb2.ListCheckpointsResponse]  # type: ignore[assignment]
     Pause: _aio.UnaryUnaryMultiCallable[_trainer_pb2.TrainerServicePauseRequest, _trainer_pb2.TrainerServicePauseResponse]  # type: ignore[assignment]
     """Holds training at the end of the running step."""
@@ -64,7 +68,9 @@ class TrainerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _trainer_pb2.SaveCheckpointRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_trainer_pb2.SaveCheckpointResponse, _abc.Awaitable[_trainer_pb2.SaveCheckpointResponse]]:
-        """Saves at the end of the running step."""
+        """Saves at the end of the running step. One checkpoint answers everybody who waits for it by then: DEADLINE_EXCEEDED
+        after ten minutes, RESOURCE_EXHAUSTED when too many wait.
+        """
 
     @_abc_1.abstractmethod
     def ListCheckpoints(
