@@ -1,5 +1,6 @@
 """Arrays to protobuf tensors and back, bit for bit."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from services.common.errors import InvalidData
 
 DTYPES = {name: np.dtype(name).newbyteorder("<") for name in ("uint8", "uint16", "int32", "int64", "float32")}
 MAX_TENSOR_BYTES = 2**31 - 1
+MAX_DIMENSIONS = 8
 # Below this a zstd frame's own header outweighs what it saves.
 COMPRESS_FROM_BYTES = 64
 
@@ -28,19 +30,23 @@ def encode_tensor(array: np.ndarray[Any, Any]) -> tensor_pb2.Tensor:
     return tensor_pb2.Tensor(dtype=name, shape=array.shape, codec=codec, data=data)
 
 
-def decode_tensor(tensor: tensor_pb2.Tensor, field: str) -> np.ndarray[Any, Any]:
-    """A read-only array. Raises InvalidData that names `field` for anything malformed."""
+def decode_tensor(tensor: tensor_pb2.Tensor, field: str, max_bytes: int = MAX_TENSOR_BYTES) -> np.ndarray[Any, Any]:
+    """A read-only array of at most `max_bytes`. Raises InvalidData that names `field` for anything malformed."""
     if tensor.dtype not in DTYPES:
         raise InvalidData("tensor_dtype", f"{field}.dtype is {tensor.dtype!r}, expected one of {sorted(DTYPES)}")
+    if len(tensor.shape) > MAX_DIMENSIONS:
+        raise InvalidData(
+            "tensor_shape", f"{field}.shape has {len(tensor.shape)} dimensions, at most {MAX_DIMENSIONS} allowed"
+        )
     dtype = DTYPES[tensor.dtype]
-    expected = int(dtype.itemsize)
-    for extent in tensor.shape:
-        expected *= extent
-    if expected > MAX_TENSOR_BYTES:
+    limit = min(max_bytes, MAX_TENSOR_BYTES)
+    # NumPy multiplies the other extents of an empty array, too.
+    if dtype.itemsize * math.prod(extent or 1 for extent in tensor.shape) > limit:
         raise InvalidData(
             "tensor_size",
-            f"{field}.shape {list(tensor.shape)} takes {expected} bytes, at most {MAX_TENSOR_BYTES} allowed",
+            f"{field}.shape {list(tensor.shape)} of {tensor.dtype} takes more than the {limit} bytes allowed",
         )
+    expected = dtype.itemsize * math.prod(tensor.shape)
     raw = _decompress(tensor, expected, field)
     if len(raw) != expected:
         raise InvalidData(

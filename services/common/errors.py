@@ -1,3 +1,7 @@
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
 class TrivetError(Exception):
     """A failure with a name: `code` is for machines (a metric label, a dead letter's code), the message for people."""
 
@@ -16,3 +20,17 @@ class GaveUp(TrivetError):
 
 class Unavailable(TrivetError):
     """Something outside did not answer in time. Trying again may help."""
+
+
+@contextmanager
+def entrys_fault() -> Iterator[None]:
+    """Around code that looks at an entry and at nothing else: what that raises is InvalidData ("entry_unusable").
+
+    Too little memory is left out: an entry that takes all of it is given up by its deliveries.
+    """
+    try:
+        yield
+    except (TrivetError, MemoryError):
+        raise
+    except Exception as error:
+        raise InvalidData("entry_unusable", f"entry cannot be used ({type(error).__name__}: {error})") from error

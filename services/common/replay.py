@@ -8,7 +8,7 @@ from google.protobuf.message import DecodeError
 from jaxtyping import Int32, UInt
 from trivet.v1 import tensor_pb2
 
-from services.common.codec import decode_tensor, encode_tensor
+from services.common.codec import MAX_TENSOR_BYTES, decode_tensor, encode_tensor
 from services.common.errors import InvalidData
 
 Array = np.ndarray[Any, Any]
@@ -40,9 +40,17 @@ def encode_replay(sample_id: str, replay: Replay) -> bytes:
     return message.SerializeToString()
 
 
-def decode_replay(data: bytes, *, sample_id: str, prompt_length: int, token_ids: Int32[Array, "completion"]) -> Replay:
+def decode_replay(
+    data: bytes,
+    *,
+    sample_id: str,
+    prompt_length: int,
+    token_ids: Int32[Array, "completion"],
+    max_bytes: int = MAX_TENSOR_BYTES,
+) -> Replay:
     """Raises InvalidData unless rows, types and sampled tokens agree with the sample.
 
+    No tensor may take more than `max_bytes` once it is decompressed.
     Bounds that only the model knows (experts, layers, vocabulary) are checked by `check_model_bounds`.
     """
     try:
@@ -53,13 +61,13 @@ def decode_replay(data: bytes, *, sample_id: str, prompt_length: int, token_ids:
         raise InvalidData("blob_mismatch", f"replay.sample_id is {message.sample_id!r}, expected {sample_id!r}")
     routing = None
     if message.HasField("routing"):
-        routing = decode_tensor(message.routing, "replay.routing")
+        routing = decode_tensor(message.routing, "replay.routing", max_bytes)
         _check_routing(routing, prompt_length + len(token_ids) - 1)
     candidates = None
     if message.HasField("candidate_counts"):
         candidates = CandidateSets(
-            decode_tensor(message.candidate_counts, "replay.candidate_counts"),
-            decode_tensor(message.candidate_ids, "replay.candidate_ids"),
+            decode_tensor(message.candidate_counts, "replay.candidate_counts", max_bytes),
+            decode_tensor(message.candidate_ids, "replay.candidate_ids", max_bytes),
         )
         _check_candidates(candidates, token_ids)
     return Replay(routing, candidates)

@@ -5,9 +5,15 @@ from typing import cast
 import redis
 from trivet.v1 import rollout_pb2
 
+from services.common.dead_letters import FIELD, DeadLetters, dead_letter, parse_entry
+from services.common.errors import InvalidData
+from services.common.logs import get_logger
+
 BEAT_SECONDS = 3.0
 # An entry outlives a few late beats.
 TTL_SECONDS = 15
+
+log = get_logger(__name__)
 
 
 class RolloutRegistry:
@@ -15,6 +21,7 @@ class RolloutRegistry:
 
     def __init__(self, client: redis.Redis, run: str) -> None:
         self._client, self._name = client, f"{run}:rollouts"
+        self._dead_letters = DeadLetters(client, run)
 
     def renew(self, rollout: rollout_pb2.RegisteredRollout) -> None:
         """To be called every BEAT_SECONDS."""
@@ -30,16 +37,30 @@ class RolloutRegistry:
             pipe.execute()
 
     def alive(self) -> list[rollout_pb2.RegisteredRollout]:
-        """By id. Forgets those whose time is up."""
-        ids = sorted(name.decode() for name in cast(set[bytes], self._client.smembers(self._name)))
+        """By id. Forgets those whose time is up, and what is no registration."""
         found = []
-        for rollout_id in ids:
-            entry = cast(bytes | None, self._client.get(self._key(rollout_id)))
-            if entry is None:
-                self._client.srem(self._name, rollout_id)
-            else:
-                found.append(rollout_pb2.RegisteredRollout.FromString(entry))
+        for name in sorted(cast(set[bytes], self._client.smembers(self._name))):
+            key = self._name.encode() + b":" + name
+            entry = cast(bytes | None, self._client.get(key))
+            try:
+                if entry is not None:
+                    found.append(_parse(name, entry))
+                    continue
+            except InvalidData as error:
+                log.warning("registration dropped", rollout=repr(name), code=error.code, reason=str(error))
+                self._dead_letters.add(dead_letter("rollouts", repr(name), entry or b"", error))
+                self._client.delete(key)
+            self._client.srem(self._name, name)
         return found
 
     def _key(self, rollout_id: str) -> str:
         return f"{self._name}:{rollout_id}"
+
+
+def _parse(name: bytes, entry: bytes) -> rollout_pb2.RegisteredRollout:
+    rollout = parse_entry({FIELD: entry}, rollout_pb2.RegisteredRollout)
+    if rollout.rollout_id.encode() != name or not rollout.address:
+        raise InvalidData(
+            "registration", f"{name!r} is registered as {rollout.rollout_id!r} at {rollout.address!r}, expected itself"
+        )
+    return rollout

@@ -2,25 +2,23 @@
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, cast
 
 import redis
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import Message
 from redis.exceptions import ResponseError
 from trivet.v1 import sample_pb2
 
 from services.common import metrics
 from services.common.config import RedisConfig
+from services.common.dead_letters import FIELD, DeadLetters, dead_letter, parse_entry
 from services.common.errors import InvalidData, TrivetError
 from services.common.redis_client import MAX_BLOCK_SECONDS
 
 M = TypeVar("M", bound=Message)
 N = TypeVar("N", bound=Message)
-
-FIELD = b"message"
-DEAD_LETTERS_KEPT = 1_000
 
 
 @dataclass(frozen=True)
@@ -43,7 +41,7 @@ class Stream(Generic[M]):
         group: str,
         consumer: str,
         config: RedisConfig,
-        dead_letters: str,
+        dead_letters: DeadLetters,
         claims: bool = True,
     ) -> None:
         self.client, self.name, self.message_type = client, name, message_type
@@ -74,26 +72,30 @@ class Stream(Generic[M]):
         block = max(1, round(min(block_seconds, MAX_BLOCK_SECONDS) * 1000))
         return self._parse(self._read_group(">", count, block), {})
 
-    def recover(self) -> list[Entry[M]]:
-        """What this consumer had read before it stopped and never acknowledged, oldest first."""
-        entries: list[Entry[M]] = []
+    def recover(self) -> Iterator[Entry[M]]:
+        """What this consumer had read before it stopped and never acknowledged, oldest first.
+
+        One at a time: only an entry that is in hand when the process dies has one more delivery for it.
+        """
         last = "0-0"
-        while True:
-            rows = self._read_group(last, 256, None)
-            if not rows:
-                return entries
-            last = rows[-1][0].decode()
-            # A deleted entry stays pending with no fields.
-            gone = [row[0].decode() for row in rows if not row[1]]
-            self.ack(gone)
-            entries += self._parse([row for row in rows if row[1]], {})
+        while rows := self._read_group(last, 1, None):
+            [(raw_id, fields)] = rows
+            last = raw_id.decode()
+            if not fields:
+                # A deleted entry stays pending.
+                self.ack([last])
+                continue
+            for entry in self._parse(rows, self._deliveries([raw_id])):
+                yield entry
+                self.settle([last])
+
+    def settle(self, ids: Iterable[str]) -> None:
+        """The entries did no harm: this delivery does not count. For a consumer that keeps what it reads."""
+        self._hold(ids, retrycount=0)
 
     def touch(self, ids: Iterable[str]) -> None:
         """Tells that the entries are still being worked on, so that nobody claims them."""
-        listed: list[Any] = list(ids)
-        if listed:
-            with self._rebuilding():
-                self.client.xclaim(self.name, self.group, self.consumer, 0, listed, justid=True)
+        self._hold(ids)
 
     def ack(self, ids: Iterable[str]) -> None:
         """Acknowledges and deletes, in one transaction."""
@@ -120,11 +122,9 @@ class Stream(Generic[M]):
         last = "-"
         while rows := cast(list[Any], self.client.xrange(self.name, min=last, count=256)):
             for _, fields in rows:
-                try:
-                    yield self.message_type.FromString(fields.get(FIELD, b""))
-                except DecodeError:
-                    # The consumer that reads it will dead-letter it.
-                    continue
+                # What cannot be parsed is dead-lettered by the consumer that reads it.
+                with suppress(InvalidData):
+                    yield parse_entry(fields, self.message_type)
             last = f"({rows[-1][0].decode()}"
 
     def depth(self) -> int:
@@ -135,6 +135,12 @@ class Stream(Generic[M]):
         with self._rebuilding():
             summary = self.client.xpending(self.name, self.group)
         return int(summary["pending"])
+
+    def _hold(self, ids: Iterable[str], **options: Any) -> None:
+        listed: list[Any] = list(ids)
+        if listed:
+            with self._rebuilding():
+                self.client.xclaim(self.name, self.group, self.consumer, 0, listed, justid=True, **options)
 
     def _ensure_group(self) -> None:
         try:
@@ -193,16 +199,11 @@ class Stream(Generic[M]):
     def _parse(self, rows: list[Any], deliveries: dict[bytes, int]) -> list[Entry[M]]:
         entries = []
         for raw_id, fields in rows:
-            count, payload = deliveries.get(raw_id, 1), fields.get(FIELD)
+            count = deliveries.get(raw_id, 1)
             try:
-                if payload is None:
-                    raise InvalidData("entry_unparsable", f"entry has fields {sorted(fields)}, expected {FIELD!r}")
-                message = self.message_type.FromString(payload)
-            except (DecodeError, InvalidData) as error:
-                problem = InvalidData(
-                    "entry_unparsable", f"entry is not a {self.message_type.DESCRIPTOR.name} ({error})"
-                )
-                self._dead_letter(raw_id.decode(), payload or b"", "", count, problem)
+                message = parse_entry(fields, self.message_type)
+            except InvalidData as error:
+                self._dead_letter(raw_id.decode(), fields.get(FIELD, b""), "", count, error)
                 continue
             entry = Entry(raw_id.decode(), message, count)
             if count > self.config.max_deliveries:
@@ -213,20 +214,8 @@ class Stream(Generic[M]):
         return entries
 
     def _dead_letter(self, entry_id: str, payload: bytes, group_id: str, deliveries: int, error: TrivetError) -> None:
-        letter = sample_pb2.DeadLetter(
-            stream=self.label,
-            entry_id=entry_id,
-            group_id=group_id,
-            code=error.code,
-            reason=str(error),
-            deliveries=deliveries,
-            payload=payload,
-        )
-        with self.client.pipeline(transaction=True) as pipe:
-            pipe.xadd(self._dead_letters, {FIELD: letter.SerializeToString()})
-            self._finish(pipe, [entry_id])
-            pipe.execute()
-        metrics.DEAD_LETTERS.labels(self.label, error.code).inc()
+        letter = dead_letter(self.label, entry_id, payload, error, group_id=group_id, deliveries=deliveries)
+        self._dead_letters.add(letter, lambda pipe: self._finish(pipe, [entry_id]))
 
     def _finish(self, pipe: Any, ids: list[str]) -> None:
         pipe.xack(self.name, self.group, *ids)
@@ -241,29 +230,6 @@ def _group_id(message: Message) -> str:
     if isinstance(message, sample_pb2.ScoredGroup):
         return message.group.prompt.group_id
     return ""
-
-
-class DeadLetters:
-    """The dead letters of a run: the trainer reads each once, and the newest stay for people to look at."""
-
-    def __init__(self, client: redis.Redis, run: str) -> None:
-        self.client, self.name, self._read_key = client, f"{run}:dead", f"{run}:dead:read"
-
-    def read(self) -> list[sample_pb2.DeadLetter]:
-        """Those added since the last `mark_read`, in order; repeated until marked."""
-        start = cast(bytes | None, self.client.get(self._read_key))
-        rows = cast(list[Any], self.client.xrange(self.name, min=f"({start.decode()}" if start else "-", count=256))
-        self._newest = rows[-1][0] if rows else None
-        return [sample_pb2.DeadLetter.FromString(fields[FIELD]) for _, fields in rows]
-
-    def mark_read(self) -> None:
-        """Nothing unread is trimmed: only what lies before the mark is."""
-        if self._newest is None:
-            return
-        self.client.set(self._read_key, self._newest)
-        if self.client.xlen(self.name) > 2 * DEAD_LETTERS_KEPT:
-            newest = cast(list[Any], self.client.xrevrange(self.name, max=self._newest, count=DEAD_LETTERS_KEPT))
-            self.client.xtrim(self.name, minid=newest[-1][0], approximate=False)
 
 
 class RunStreams:
@@ -289,6 +255,6 @@ class RunStreams:
             group=group,
             consumer=consumer,
             config=self._config,
-            dead_letters=f"{self._run}:dead",
+            dead_letters=DeadLetters(self._client, self._run),
             claims=claims,
         )

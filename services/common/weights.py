@@ -1,6 +1,7 @@
 """Policy versions: what the trainer publishes and the rollouts load."""
 
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -8,13 +9,16 @@ import redis
 import xxhash
 from trivet.v1 import weights_pb2
 
+from services.common.dead_letters import FIELD, DeadLetters, dead_letter, parse_entry
 from services.common.errors import InvalidData
+from services.common.logs import get_logger
 
-FIELD = b"message"
 # The newest counts; older ones are kept only to be looked at.
 ANNOUNCEMENTS_KEPT = 64
 READ_BYTES = 4 * 2**20
 MAX_BLOCK_SECONDS = 5.0
+
+log = get_logger(__name__)
 
 
 def describe_weights(directory: Path, version: int) -> weights_pb2.WeightVersion:
@@ -63,28 +67,29 @@ def _fingerprint(files: list[weights_pb2.WeightFile]) -> str:
 
 
 class WeightFeed:
-    """Announcements of policy versions, to every rollout alike: the newest announcement holds, whatever its number."""
+    """Announcements of policy versions, to every rollout alike: the newest announcement holds, whatever its number.
+
+    An entry that is no announcement goes to the dead letters.
+    """
 
     def __init__(self, client: redis.Redis, run: str) -> None:
         self._client, self._name = client, f"{run}:weights"
+        self._dead_letters = DeadLetters(client, run)
 
     def announce(self, weights: weights_pb2.WeightVersion) -> None:
         self._client.xadd(self._name, {FIELD: weights.SerializeToString()}, maxlen=ANNOUNCEMENTS_KEPT)
 
     def latest(self) -> tuple[str, weights_pb2.WeightVersion] | None:
         """The newest announcement and its id."""
-        rows = cast(list[Any], self._client.xrevrange(self._name, count=1))
-        return _announcement(rows[0]) if rows else None
+        return next(self._newest_first(), None)
 
     def latest_on_disk(self) -> tuple[str, weights_pb2.WeightVersion] | None:
         """The newest announcement that can be loaded from disk, and its id."""
-        rows = cast(list[Any], self._client.xrevrange(self._name, count=ANNOUNCEMENTS_KEPT))
-        return next((found for found in map(_announcement, rows) if found[1].path), None)
+        return next((found for found in self._newest_first() if found[1].path), None)
 
     def newest_version(self) -> int:
         """The highest version that was announced, 0 without any."""
-        rows = cast(list[Any], self._client.xrevrange(self._name, count=ANNOUNCEMENTS_KEPT))
-        return max((_announcement(row)[1].version for row in rows), default=0)
+        return max((weights.version for _, weights in self._newest_first()), default=0)
 
     def wait(self, after: str | None, timeout_seconds: float) -> tuple[str, weights_pb2.WeightVersion] | None:
         """The newest announcement after the one with id `after`, or None when the time is up."""
@@ -94,7 +99,26 @@ class WeightFeed:
             return None
         return self.latest()
 
+    def _newest_first(self) -> Iterator[tuple[str, weights_pb2.WeightVersion]]:
+        newest, count = "+", 1
+        while rows := cast(list[Any], self._client.xrevrange(self._name, max=newest, count=count)):
+            for raw_id, fields in rows:
+                entry_id = raw_id.decode()
+                try:
+                    yield entry_id, _announcement(fields)
+                except InvalidData as error:
+                    self._drop(entry_id, fields, error)
+            newest, count = f"({entry_id}", ANNOUNCEMENTS_KEPT
 
-def _announcement(row: Any) -> tuple[str, weights_pb2.WeightVersion]:
-    entry_id, fields = row
-    return entry_id.decode(), weights_pb2.WeightVersion.FromString(fields[FIELD])
+    def _drop(self, entry_id: str, fields: dict[bytes, bytes], error: InvalidData) -> None:
+        # Every rollout meets it, and one of them writes the letter.
+        if self._client.xdel(self._name, entry_id):
+            log.warning("announcement dropped", entry=entry_id, code=error.code, reason=str(error))
+            self._dead_letters.add(dead_letter("weights", entry_id, fields.get(FIELD, b""), error))
+
+
+def _announcement(fields: dict[bytes, bytes]) -> weights_pb2.WeightVersion:
+    weights = parse_entry(fields, weights_pb2.WeightVersion)
+    if not weights.fingerprint:
+        raise InvalidData("fingerprint_missing", f"announced version {weights.version} has no fingerprint")
+    return weights

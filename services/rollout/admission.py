@@ -1,6 +1,7 @@
 """Whether a prompt can be sampled at all. What is refused here would be refused again: it goes to the dead letters."""
 
 import math
+import re
 
 from trivet.v1 import sample_pb2
 
@@ -10,6 +11,9 @@ from services.rollout.engine import Engine
 MAX_GROUP_SIZE = 4096
 # vLLM silently raises a lower temperature to this one, and the trainer would replay another distribution.
 MIN_TEMPERATURE = 0.01
+# Sample i of a group is drawn with seed + i, and a generator takes no more.
+MAX_SEED = 2**63 - 1 - MAX_GROUP_SIZE
+_GROUP_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
 def records(prompt: sample_pb2.Prompt) -> bool:
@@ -21,6 +25,11 @@ def check_prompt(prompt: sample_pb2.Prompt, engine: Engine) -> None:
     """Raises InvalidData that names the field, its value and what was expected."""
     if not prompt.group_id:
         raise InvalidData("group_id_missing", "group_id is empty, expected one that is unique in the run")
+    # It becomes a part of file names and keys.
+    if not _GROUP_ID.fullmatch(prompt.group_id):
+        raise InvalidData(
+            "group_id", f"group_id is {prompt.group_id!r}, expected up to 128 ASCII characters without spaces"
+        )
     if not 1 <= prompt.group_size <= MAX_GROUP_SIZE:
         raise InvalidData("group_size", f"group_size is {prompt.group_size}, expected 1 to {MAX_GROUP_SIZE}")
     _check_tokens(prompt, engine)
@@ -62,3 +71,5 @@ def _check_sampling(sampling: sample_pb2.SamplingParameters, *, recorded: bool) 
         )
     if not 0 < top_p <= 1:
         raise InvalidData("sampling_unsupported", f"sampling.top_p is {top_p:g}, expected more than 0 and at most 1")
+    if sampling.HasField("seed") and sampling.seed > MAX_SEED:
+        raise InvalidData("sampling_unsupported", f"sampling.seed is {sampling.seed}, expected at most {MAX_SEED}")

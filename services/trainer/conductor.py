@@ -10,9 +10,10 @@ from trivet.v1 import step_pb2, trainer_pb2
 
 from services.common.blobs import open_blobs
 from services.common.config import Config
+from services.common.dead_letters import DeadLetters
 from services.common.errors import InvalidData, Unavailable
 from services.common.logs import get_logger
-from services.common.streams import DeadLetters, RunStreams
+from services.common.streams import RunStreams
 from services.common.weights import WeightFeed
 from services.trainer import metrics
 from services.trainer.checkpoint import TrainerState

@@ -20,10 +20,11 @@ def check_group(scored: sample_pb2.ScoredGroup) -> None:
     """What can be said without the replay data. Raises InvalidData that names the field."""
     group, size = scored.group, scored.group.prompt.group_size
     name = group.prompt.group_id
-    if len(group.samples) != size or len(scored.scores) != size:
+    if not size or len(group.samples) != size or len(scored.scores) != size:
         raise InvalidData(
             "group_size",
-            f"group {name} has {len(group.samples)} samples and {len(scored.scores)} scores, expected {size} of each",
+            f"group {name} has {len(group.samples)} samples and {len(scored.scores)} scores, "
+            f"expected {size or 'at least one'} of each",
         )
     if sorted(sample.index for sample in group.samples) != list(range(size)):
         raise InvalidData("sample_index", f"group {name} has not each index of 0..{size - 1} once")
@@ -83,7 +84,13 @@ def training_samples(
     for sample, data, reward, advantage in zip(group.samples, replays, rewards, advantages, strict=True):
         token_ids = np.asarray(sample.token_ids, np.int32)
         _check_vocabulary(sample.sample_id, token_ids, facts.vocabulary)
-        replay = decode_replay(data, sample_id=sample.sample_id, prompt_length=len(prompt), token_ids=token_ids)
+        replay = decode_replay(
+            data,
+            sample_id=sample.sample_id,
+            prompt_length=len(prompt),
+            token_ids=token_ids,
+            max_bytes=(len(prompt) + len(token_ids)) * facts.replay_bytes_per_token,
+        )
         if not facts.moe_layers:
             # Recorded from a router that the trainer does not replay.
             replay = replace(replay, routing=None)

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from trivet.v1 import sample_pb2
 
 from services.common.blobs import Blob, BlobStore
-from services.common.errors import GaveUp, InvalidData
+from services.common.dead_letters import DeadLetters
+from services.common.errors import GaveUp, InvalidData, entrys_fault
 from services.common.logs import get_logger
 from services.common.samples import sample_id
-from services.common.streams import DeadLetters, Entry, Stream
+from services.common.streams import Entry, Stream
 from services.trainer import metrics
 from services.trainer.evaluation import Evaluation
 from services.trainer.ledger import Ledger
@@ -94,6 +95,7 @@ class Intake:
         entries = self._stream.read(READ_AT_ONCE, block_seconds)
         for entry in entries:
             self._accept(entry)
+        self._stream.settle(entry.id for entry in entries)
         self.read_dead_letters()
         return len(entries)
 
@@ -154,18 +156,21 @@ class Intake:
         issued = self.evaluation.awaited(entry.message.group.prompt.group_id) if self.evaluation else None
         if self.evaluation is not None and issued is not None:
             try:
-                self._verifier.check_evaluation(entry.message, issued)
+                with entrys_fault():
+                    self._verifier.check_evaluation(entry.message, issued)
+                    self.evaluation.add(entry.message)
             except InvalidData as error:
                 self._stream.dead_letter(entry, error)
                 return
-            self.evaluation.add(entry.message)
         self._stream.ack([entry.id])
 
     def _accept_training(self, entry: Entry[sample_pb2.ScoredGroup], issue: int) -> None:
         try:
-            self._verifier.check_training(entry.message, issue)
+            with entrys_fault():
+                self._verifier.check_training(entry.message, issue)
             arrival = Arrival(entry.id, entry.message, self._fetch(entry.message))
-            self._check(arrival)
+            with entrys_fault():
+                self._check(arrival)
         except InvalidData as error:
             log.warning("group refused", group=entry.message.group.prompt.group_id, code=error.code, reason=str(error))
             if error.code in REISSUED_CODES and self._ledger.outstanding[issue] < MAX_REISSUES:

@@ -1,3 +1,4 @@
+import re
 import uuid
 
 from trivet.v1 import sample_pb2
@@ -5,6 +6,8 @@ from trivet.v1 import sample_pb2
 from services.common.config import Config
 from services.common.lineage import code_version, config_version
 from services.trainer.data import PromptData, PromptRow
+
+_ISSUE = re.compile(r"0|[1-9][0-9]{0,19}")
 
 
 class Issuer:
@@ -25,7 +28,8 @@ class Issuer:
     def issue_of(self, group_id: str) -> int | None:
         """The issue that a training group's id names; None for an evaluation or another history."""
         history, _, number = group_id.partition("-")
-        return int(number) if history == self.history and number.isdecimal() else None
+        # As group_id writes it, and no longer than an issue (uint64) can be.
+        return int(number) if history == self.history and _ISSUE.fullmatch(number) else None
 
     def training_prompt(self, issue: int, attempt: int, min_version: int) -> sample_pb2.Prompt:
         sampling = self._config.sampling

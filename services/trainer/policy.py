@@ -30,6 +30,11 @@ class ModelFacts:
     experts_per_token: int
     packs: bool
 
+    @property
+    def replay_bytes_per_token(self) -> int:
+        """No tensor of a sample's replay takes more: every token of the vocabulary, or every expert in two bytes."""
+        return max(4 * self.vocabulary, 2 * self.moe_layers * self.experts_per_token)
+
 
 class Policy(nn.Module):
     """Computes over the base model's hidden states; full logits never exist.

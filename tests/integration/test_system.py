@@ -8,7 +8,7 @@ import pytest
 import yaml
 from running_system import System
 
-from services.common.streams import DeadLetters
+from services.common.dead_letters import DeadLetters
 from services.trainer.checkpoint import Checkpoints
 
 STEPS, GROUPS, SIZE = 16, 4, 4

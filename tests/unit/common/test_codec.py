@@ -49,6 +49,9 @@ def bomb() -> bytes:
         ({"data": bytes(7)}, "tensor_size"),
         ({"shape": [2, 2]}, "tensor_size"),
         ({"shape": [2**31, 2**31]}, "tensor_size"),
+        ({"shape": [0, *[2**32 - 1] * 3], "data": b""}, "tensor_size"),
+        ({"shape": [1] * 100, "data": bytes(4)}, "tensor_shape"),
+        ({"shape": [2] * 1_000_000}, "tensor_shape"),
     ],
 )
 def test_malformed_tensor_is_refused_by_name(change, code):
@@ -56,6 +59,13 @@ def test_malformed_tensor_is_refused_by_name(change, code):
     with pytest.raises(InvalidData, match="replay.routing") as refusal:
         decode_tensor(tensor_pb2.Tensor(**fields), "replay.routing")
     assert refusal.value.code == code
+
+
+def test_no_more_is_decompressed_than_the_caller_allows():
+    tensor = encode_tensor(np.zeros(1000, np.int32))
+    assert len(decode_tensor(tensor, "field", max_bytes=4000)) == 1000
+    with pytest.raises(InvalidData, match="more than the 3999 bytes allowed"):
+        decode_tensor(tensor, "field", max_bytes=3999)
 
 
 def test_truncated_frame_is_refused():

@@ -4,8 +4,9 @@ import pytest
 import redis
 from trivet.v1 import sample_pb2
 
+from services.common.dead_letters import DeadLetters
 from services.common.errors import InvalidData
-from services.common.streams import DeadLetters, RunStreams, Stream
+from services.common.streams import RunStreams, Stream
 
 
 def prompt(issue: int) -> sample_pb2.Prompt:
@@ -104,7 +105,8 @@ def test_every_operation_outlives_a_lost_consumer_group(streams, redis_client):
         "touch": lambda: consumer.touch([first.id]),
         "pending": consumer.pending,
         "deliveries": lambda: consumer._deliveries([first.id.encode()]),
-        "recover": consumer.recover,
+        "recover": lambda: list(consumer.recover()),
+        "settle": lambda: consumer.settle([first.id]),
         "ack": lambda: consumer.ack([first.id]),
         "forward": lambda: consumer.forward(second.id, target, sample_pb2.Group(prompt=second.message)),
         "dead_letter": lambda: consumer.dead_letter(third, InvalidData("prompt_too_long", "9 tokens")),
@@ -152,6 +154,25 @@ def test_a_refused_connection_is_retried_then_raised(redis_config):
             group="rollout",
             consumer="a",
             config=config,
-            dead_letters="run:dead",
+            dead_letters=DeadLetters(None, "run"),
         )
     assert time.monotonic() - started < 10
+
+
+def test_only_the_entry_in_hand_counts_a_delivery_when_the_trainer_dies(streams, redis_client):
+    """redis.max_deliveries is 2: the third start gives it up, and what lay before and behind it comes every time."""
+    first = streams.scored("trainer")
+    for issue in range(3):
+        first.add(sample_pb2.ScoredGroup(group=sample_pb2.Group(prompt=prompt(issue))))
+    first.read(3, 1.0)
+    seen = []
+    for _ in range(4):
+        start = []
+        for entry in streams.scored("trainer").recover():
+            start.append(entry.message.group.prompt.issue)
+            if start[-1] == 1:
+                break  # dies
+        seen.append(start)
+    assert seen == [[0, 1], [0, 2], [0, 2], [0, 2]]
+    (letter,) = DeadLetters(redis_client, "run").read()
+    assert (letter.code, letter.group_id, letter.deliveries) == ("too_many_deliveries", "g-1", 3)

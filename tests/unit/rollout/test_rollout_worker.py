@@ -9,9 +9,10 @@ from trivet.v1 import sample_pb2, weights_pb2
 
 from services.common.blobs import Blob, open_blobs
 from services.common.config import parse_config
+from services.common.dead_letters import DeadLetters
 from services.common.errors import InvalidData
 from services.common.replay import decode_replay
-from services.common.streams import DeadLetters, RunStreams
+from services.common.streams import RunStreams
 from services.common.weights import WeightFeed
 from services.rollout.engine import EngineFailed
 from services.rollout.follower import WeightFollower

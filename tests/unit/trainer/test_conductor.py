@@ -8,7 +8,7 @@ from trivet.v1 import sample_pb2, step_pb2
 from services.common.blobs import Blob, open_blobs
 from services.common.config import parse_config
 from services.common.errors import GaveUp, InvalidData, Unavailable
-from services.common.streams import RunStreams
+from services.common.streams import Entry, RunStreams
 from services.trainer.checkpoint import TrainerState
 from services.trainer.conductor import Conductor
 from services.trainer.data import PromptData, PromptRow, PromptSet
@@ -463,3 +463,64 @@ def test_dynamic_sampling_replaces_groups_without_variance_within_its_bound(conf
     assert bounded.ledger.cursor == 2 + 3 * GROUPS
     assert play.answer() == list(range(4, 8))
     assert trained(until_training(bounded)) == [4, 5]
+
+
+def test_garbage_among_the_dead_letters_costs_nothing(config, redis_client, play):
+    made = conductor(config, redis_client)
+    made.issue()
+    redis_client.xadd("run:dead", {"message": b"\xff\xff\xff"})
+    redis_client.xadd("run:dead", {"other": b""})
+    play.answer()
+    assert trained(until_training(made)) == [0, 1]
+    assert made.ledger.lost == set()
+
+
+@pytest.mark.parametrize("number", ["9" * 5000, "01", "\u0663", "-1", "1_0", ""])
+def test_a_group_id_that_is_no_issue_is_of_another_history(config, redis_client, play, number):
+    made = conductor(config, redis_client)
+    made.issue()
+    play.scored.add(play.group(sample_pb2.Prompt(group_id=f"{made.history}-{number}", group_size=1)))
+    play.prompts.dead_letter(
+        Entry("1-1", sample_pb2.Prompt(group_id=f"{made.history}-{number}"), 1), InvalidData("a", "b")
+    )
+    play.answer()
+    assert trained(until_training(made)) == [0, 1]
+    assert made.ledger.lost == set()
+
+
+class Died(BaseException):
+    """The process, not the code."""
+
+
+@pytest.mark.parametrize("error", [ValueError("maximum supported dimension is 64"), OverflowError("too large")])
+def test_whatever_a_check_raises_is_the_groups_fault(config, redis_client, play, error):
+    def check(arrival):
+        if arrival.issue == 1:
+            raise error
+
+    made = conductor(config, redis_client, check)
+    made.issue()
+    play.answer()
+    assert trained(until_training(made)) == [0, 2]
+    (_, fields), *_ = redis_client.xrange("run:dead")
+    assert sample_pb2.DeadLetter.FromString(fields[b"message"]).code == "entry_unusable"
+
+
+def test_a_group_that_kills_the_trainer_is_given_up_and_the_others_are_not(config, redis_client, play):
+    def check(arrival):
+        if arrival.issue == 1:
+            raise Died
+
+    made = conductor(config, redis_client, check)
+    made.issue()
+    play.answer()
+    saved = state(made)
+    with pytest.raises(Died):
+        made.next_order()
+    # It was read once, and redis.max_deliveries is 2.
+    with pytest.raises(Died):
+        conductor(config, redis_client, check).restore(saved)
+    made = conductor(config, redis_client, check)
+    made.restore(saved)
+    assert trained(until_training(made)) == [0, 2]
+    assert made.ledger.lost == {1}
