@@ -21,6 +21,7 @@ from services.common.exposition import EXPOSITION
 START_TIMEOUT_SECONDS = 30.0
 STOP_GRACE_SECONDS = 3.0
 MAX_MESSAGE_BYTES = 256 * 2**20
+HEALTH_METHODS = f"/{health.SERVICE_NAME}/"
 
 # Adds the service's servicer to the server.
 Register = Callable[[grpc.aio.Server], None]
@@ -105,7 +106,9 @@ class ServiceServer:
 
 
 class TokenInterceptor(grpc.aio.ServerInterceptor):
-    """Refuses calls without the token, health checks excepted."""
+    """Refuses calls without the token, health checks excepted. Not one message of such a call is read, as a handler
+    for a single request would, whatever its size, before it is called: a handler for streams reads when it asks to.
+    """
 
     def __init__(self, token: str) -> None:
         self._token = token
@@ -115,18 +118,26 @@ class TokenInterceptor(grpc.aio.ServerInterceptor):
     ) -> Any:
         handler = await continuation(details)
         given = dict(details.invocation_metadata).get("authorization")
-        if handler is None or details.method.startswith("/grpc.health.") or _allowed(given, self._token):
+        if handler is None or _allowed(given, self._token):
             return handler
-        return _refusing(handler)
+        if details.method.startswith(HEALTH_METHODS):
+            return _overall_health(handler)
+        return grpc.stream_stream_rpc_method_handler(_refuse)
 
 
-def _refusing(handler: Any) -> Any:
-    async def refuse(_: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        await context.abort(grpc.StatusCode.UNAUTHENTICATED, "expected the metadata authorization: Bearer <token>")
+async def _refuse(_: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    await context.abort(grpc.StatusCode.UNAUTHENTICATED, "expected the metadata authorization: Bearer <token>")
 
-    if handler.response_streaming:
-        return grpc.stream_stream_rpc_method_handler(refuse)
-    return grpc.unary_unary_rpc_method_handler(refuse, handler.request_deserializer, handler.response_serializer)
+
+def _overall_health(handler: Any) -> Any:
+    """For whichever service a caller asks: a process has one, whose health and the overall one are the same."""
+    answer = handler.unary_stream if handler.response_streaming else handler.unary_unary
+    make = grpc.stream_stream_rpc_method_handler if handler.response_streaming else grpc.stream_unary_rpc_method_handler
+
+    async def overall(_: Any, context: Any) -> Any:
+        return await answer(handler.request_deserializer(b""), context)
+
+    return make(overall, response_serializer=handler.response_serializer)
 
 
 def _allowed(header: Any, token: str) -> bool:

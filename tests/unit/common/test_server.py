@@ -10,6 +10,7 @@ from services.common.server import ServiceServer
 
 NAME = "trivet.v1.TrainerService"
 TOKEN = "a-token-of-enough-length"
+MOST = 10_000
 
 
 class Trainer(trainer_pb2_grpc.TrainerServiceServicer):
@@ -18,7 +19,8 @@ class Trainer(trainer_pb2_grpc.TrainerServiceServicer):
 
 
 @pytest.fixture
-async def served(request):
+async def served(request, monkeypatch):
+    monkeypatch.setattr("services.common.server.MAX_MESSAGE_BYTES", MOST)
     problem: list[str | None] = [None]
     server = ServiceServer(
         ServerConfig(token=request.param),
@@ -46,7 +48,7 @@ async def test_grpc_and_http_side_by_side(served):
     channel, http, problem = served
     assert (await status(channel)).run == "run"
     assert (await http.get("/healthz")).status_code == 200
-    assert "trivet_stream_claims_total" in (await http.get("/metrics")).text
+    assert "trivet_build_info" in (await http.get("/metrics")).text
     assert (await http.get("/readyz")).status_code == 200
     problem[0] = "loading"
     answer = await http.get("/readyz")
@@ -78,3 +80,26 @@ async def test_a_token_is_asked_for_except_by_health(served):
     assert (await http.get("/metrics")).status_code == 401
     assert (await http.get("/metrics", headers={"authorization": f"Bearer {TOKEN}"})).status_code == 200
     assert (await http.get("/healthz")).status_code == 200
+
+
+@pytest.mark.parametrize("served", [TOKEN], indirect=True)
+async def test_a_message_without_the_token_is_refused_unread(served):
+    channel, _, _ = served
+    large = bytes(MOST + 1)
+
+    async def code(method, **options):
+        try:
+            await channel.unary_unary(method)(large, timeout=5, **options)
+        except grpc.aio.AioRpcError as refusal:
+            return refusal.code()
+        return grpc.StatusCode.OK
+
+    # Whoever reads it finds that it is too large; who does not read it cannot know.
+    allowed = {"metadata": (("authorization", f"Bearer {TOKEN}"),)}
+    assert await code(f"/{NAME}/GetStatus", **allowed) == grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert await code(f"/{NAME}/GetStatus") == grpc.StatusCode.UNAUTHENTICATED
+    assert await code(f"/{NAME}/NoSuchMethod") == grpc.StatusCode.UNIMPLEMENTED
+    assert await code("/grpc.health.v1.Health/Check") == grpc.StatusCode.OK
+    answers = channel.unary_stream("/grpc.health.v1.Health/Watch")(large, timeout=5)
+    assert health_pb2.HealthCheckResponse.FromString(await answers.read()).status
+    answers.cancel()
