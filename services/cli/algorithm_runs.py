@@ -1,5 +1,6 @@
 """One run for each algorithm: the same start, data and seeds, through `trivet up`."""
 
+import os
 import re
 import signal
 import subprocess
@@ -12,6 +13,8 @@ from types import FrameType
 from services.cli.start import EXIT_STOPPED
 from services.common.algorithm_switch import algorithm_overrides, overrides_by_algorithm
 from services.common.config import Config, load_config
+from services.common.secrets import hidden_override
+from services.common.service_main import overrides_environment
 
 
 @dataclass(frozen=True)
@@ -53,9 +56,12 @@ def train(config_file: Path, run: AlgorithmRun, fresh: bool) -> int:
     It leads a session of its own; an interrupt is handed on to it, so that it leaves a checkpoint.
     """
     command = [sys.executable, "-m", "services.cli", "up", str(config_file), *(["--fresh"] if fresh else [])]
+    secret = [override for override in run.overrides if hidden_override(override) != override]
     for override in run.overrides:
-        command += ["--set", override]
-    process = subprocess.Popen(command, start_new_session=True)
+        if override not in secret:
+            command += ["--set", override]
+    environment = {**os.environ, **overrides_environment(secret)}
+    process = subprocess.Popen(command, start_new_session=True, env=environment)
 
     def hand_on(number: int, _: FrameType | None) -> None:
         if process.poll() is None:

@@ -17,7 +17,17 @@ from rich.console import Console
 from services.cli.audit_processes import AuditFailed, measure, own_rollout
 from services.cli.audit_table import tables
 from services.cli.audit_verdict import DEFAULTS, Thresholds, failures
-from services.cli.start import EXIT_FAILED, EXIT_STOPPED, EXIT_USAGE, Overrides, load, prepare
+from services.cli.start import (
+    EXIT_FAILED,
+    EXIT_STOPPED,
+    EXIT_USAGE,
+    Overrides,
+    all_overrides,
+    load,
+    plain_console,
+    prepare,
+    say,
+)
 from services.common.audit_report import AuditReport
 from services.common.config import Config
 
@@ -47,23 +57,22 @@ def audit(
 
     Status 0: within the thresholds, whose defaults depend on model.dtype. 1: not within. 2: there is no verdict.
     """
-    console = Console()
+    console = plain_console()
     signal.signal(signal.SIGTERM, _leave)
-    config = load(console, config_file, overrides or [])
+    settings = all_overrides(overrides)
+    config = load(console, config_file, settings)
     limits = _limits(config, max_difference, ratio_error, max_kl, min_agreement)
     deadline = time.monotonic() + timeout
     output = output or config.run.path / "audit.json"
     try:
         if rollout is None:
             _prepare(console, config)
-            console.print("starting a rollout …")
-        with (
-            nullcontext(rollout) if rollout else own_rollout(config, config_file, overrides or [], deadline) as address
-        ):
+            say(console, "starting a rollout …")
+        with nullcontext(rollout) if rollout else own_rollout(config, config_file, settings, deadline) as address:
             report = measure(
                 config,
                 config_file,
-                overrides or [],
+                settings,
                 rollout=address,
                 samples=samples,
                 output=output,
@@ -72,7 +81,7 @@ def audit(
                 environment={TOKEN_VARIABLE: (token or "") if rollout else ""},
             )
     except AuditFailed as error:
-        console.print(f"no verdict: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+        say(console, f"no verdict: {error}", style="red")
         raise typer.Exit(EXIT_USAGE) from error
     except KeyboardInterrupt:
         raise typer.Exit(EXIT_STOPPED) from None
@@ -81,22 +90,21 @@ def audit(
 
 def show(console: Console, report: AuditReport, limits: Thresholds, output: Path) -> int:
     """Prints tables and verdict; returns the exit status."""
-    console.print(
+    say(
+        console,
         f"{report.run}: {report.model_type} {report.dtype}, version {report.weights_version} "
         f"({report.weights_fingerprint or 'no fingerprint'}) of {report.rollout_id}, {report.samples} samples",
-        highlight=False,
-        soft_wrap=True,
     )
     if report.groups_left_out:
-        console.print(f"{report.groups_left_out} groups left out: new weights arrived while they were drawn")
+        say(console, f"{report.groups_left_out} groups left out: new weights arrived while they were drawn")
     for table in tables(report):
         console.print(table)
     found = failures(report, limits)
     for sentence in found:
-        console.print(f"✗ {sentence}", style="red", markup=False, highlight=False, soft_wrap=True)
+        say(console, f"✗ {sentence}", style="red")
     if not found:
-        console.print("✓ sampler and trainer agree", style="green")
-    console.print(f"report  {output}", highlight=False, soft_wrap=True)
+        say(console, "✓ sampler and trainer agree", style="green")
+    say(console, f"report  {output}")
     return EXIT_FAILED if found else 0
 
 

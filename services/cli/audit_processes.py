@@ -16,6 +16,7 @@ from services.cli.processes import ServiceProcess, free_port
 from services.cli.trainer_module import ModuleFailed, TrainerModule
 from services.common.audit_report import AuditReport
 from services.common.config import Config
+from services.common.service_main import overrides_environment
 
 REDIS_START_SECONDS = 20.0
 STOP_SECONDS = 7.0
@@ -50,8 +51,8 @@ def own_rollout(config: Config, config_file: Path, overrides: Sequence[str], dea
             "rollout.server.http_port=0",
         ]
         command = [sys.executable, "-m", "services.rollout", "--config", str(config_file)]
-        command += settings_arguments([*overrides, *settings])
-        process = ServiceProcess("rollout", command, config.run.path / "logs" / "audit-rollout.log", ENVIRONMENT)
+        environment = {**ENVIRONMENT, **overrides_environment([*overrides, *settings])}
+        process = ServiceProcess("rollout", command, config.run.path / "logs" / "audit-rollout.log", environment)
         try:
             process.start()
             _until_serving(address, process, deadline)
@@ -74,11 +75,12 @@ def measure(
     environment: Mapping[str, str],
 ) -> AuditReport:
     """Runs services.trainer.audit. Raises AuditFailed with its reason, or when `deadline` has passed."""
-    arguments = ["--config", str(config_file), *settings_arguments(overrides)]
-    arguments += ["--rollout", rollout, "--samples", str(samples), "--output", str(output)]
+    arguments = ["--config", str(config_file), "--rollout", rollout, "--samples", str(samples)]
+    arguments += ["--output", str(output)]
     log = config.run.path / "logs" / "audit.log"
     try:
-        TrainerModule("services.trainer.audit", arguments, log, environment=environment).run(deadline)
+        module = TrainerModule("services.trainer.audit", arguments, log, environment=environment, overrides=overrides)
+        module.run(deadline)
     except ModuleFailed as error:
         raise AuditFailed(str(error)) from error
     return read_report(output)
@@ -97,10 +99,9 @@ def _until_serving(address: str, process: ServiceProcess, deadline: float) -> No
         health = health_pb2_grpc.HealthStub(channel)
         while not _serving(health):
             if process.exit_code() is not None:
-                words = process.last_lines()
-                raise AuditFailed(f"the rollout ended with status {process.exit_code()} ({process.log}):\n{words}")
+                raise AuditFailed(f"the rollout ended: {process.ending().reason}\nits log is {process.log}")
             if time.monotonic() > deadline:
-                raise AuditFailed(f"the rollout does not serve in time ({process.log}):\n{process.last_lines()}")
+                raise AuditFailed(f"the rollout does not serve in time (--timeout)\nits log is {process.log}")
             time.sleep(0.1)
 
 
@@ -110,7 +111,3 @@ def _serving(health: health_pb2_grpc.HealthStub) -> bool:
     except grpc.RpcError:
         return False
     return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
-
-
-def settings_arguments(settings: Sequence[str]) -> list[str]:
-    return [word for setting in settings for word in ("--set", setting)]

@@ -14,12 +14,23 @@ from services.cli.algorithm_runs import AlgorithmRun, plan_runs, train, was_stop
 from services.cli.compare_plot import plot_comparison
 from services.cli.compare_table import compare_tables
 from services.cli.curves import curve_table, plot_curves, summarize_run
-from services.cli.start import EXIT_FAILED, EXIT_STOPPED, EXIT_USAGE, Overrides, load, prepare
+from services.cli.start import (
+    EXIT_FAILED,
+    EXIT_STOPPED,
+    EXIT_USAGE,
+    Overrides,
+    all_overrides,
+    load,
+    plain_console,
+    prepare,
+    say,
+)
 from services.cli.trainer_module import ModuleFailed, TrainerModule, leave
 from services.common.compare_report import CompareReport
 from services.common.config import ConfigError
 from services.common.errors import InvalidData
 from services.common.records import Records
+from services.common.secrets import hidden_override
 from services.common.step_record import chosen_steps
 
 MODULE = "services.trainer.compare"
@@ -55,8 +66,9 @@ def compare(
 
     Status 0: done. 1: a training failed. 2: nothing was compared. 130: interrupted.
     """
-    console = Console()
+    console = plain_console()
     signal.signal(signal.SIGTERM, leave)
+    settings = all_overrides(overrides)
     names = [name.strip() for name in algorithms.split(",") if name.strip()]
     try:
         _check(names, run, train_config)
@@ -66,16 +78,16 @@ def compare(
                 run,
                 steps or [],
                 names,
-                overrides or [],
+                settings,
                 overrides_for or [],
                 output,
                 time.monotonic() + timeout,
             )
         else:
             assert train_config is not None
-            code = _train(console, train_config, names, overrides or [], overrides_for or [], fresh, output)
+            code = _train(console, train_config, names, settings, overrides_for or [], fresh, output)
     except (ConfigError, ModuleFailed, InvalidData) as error:
-        console.print(str(error), style="red", markup=False, highlight=False, soft_wrap=True)
+        say(console, str(error), style="red")
         raise typer.Exit(EXIT_USAGE) from error
     except KeyboardInterrupt:
         raise typer.Exit(EXIT_STOPPED) from None
@@ -104,12 +116,10 @@ def _compare(
     numbers = output.with_suffix(".json")
     chosen = chosen_steps(run, steps)
     arguments = [str(run), *(str(step) for step in steps), "--algorithms", ",".join(names), "--output", str(numbers)]
-    for override in overrides:
-        arguments += ["--set", override]
     for override in overrides_for:
         arguments += ["--set-for", override]
     threads = chosen[0].record.environment.get("threads", "1")
-    TrainerModule(MODULE, arguments, run / "logs" / "compare.log", threads=threads).run(deadline)
+    TrainerModule(MODULE, arguments, run / "logs" / "compare.log", threads=threads, overrides=overrides).run(deadline)
     try:
         report = CompareReport.model_validate_json(numbers.read_bytes())
     except (OSError, ValidationError) as error:
@@ -156,7 +166,7 @@ def _show_runs(console: Console, runs: list[AlgorithmRun], statuses: dict[str, i
         run.algorithm: {
             "run": str(run.path),
             "status": statuses[run.algorithm],
-            "overrides": run.overrides,
+            "overrides": [hidden_override(override) for override in run.overrides],
             **summarize_run(records[run.algorithm]),
         }
         for run in runs
@@ -165,9 +175,9 @@ def _show_runs(console: Console, runs: list[AlgorithmRun], statuses: dict[str, i
     _say_where(console, output)
     for name, status in statuses.items():
         if status not in (0, EXIT_STOPPED):
-            console.print(f"✗ the training with {name} ended with status {status}", style="red", highlight=False)
+            say(console, f"✗ the training with {name} ended with status {status}", style="red")
 
 
 def _say_where(console: Console, output: Path) -> None:
     for name, path in (("plot   ", output), ("numbers", output.with_suffix(".json"))):
-        console.print(f"{name}  {path}", markup=False, highlight=False, soft_wrap=True)
+        say(console, f"{name}  {path}")

@@ -6,6 +6,7 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
+from rich.text import Text
 from trivet.v1 import trainer_pb2
 
 from services.cli.observation import Observation
@@ -58,7 +59,7 @@ def line(trainer: trainer_pb2.TrainerServiceGetStatusResponse) -> str:
 def panel(run: str, seen: Observation) -> RenderableType:
     trainer = seen.trainer
     if trainer is None:
-        return f"[bold]{run}[/]: the trainer is starting …"
+        return Text.assemble((run, "bold"), ": the trainer is starting …")
     state = trainer_pb2.TrainerState.Name(trainer.state).removeprefix("TRAINER_STATE_").lower()
     minutes, seconds = divmod(round(trainer.eta_seconds), 60)
     table = Table(title=f"{run}: {state}", title_justify="left", show_header=False, box=None, padding=(0, 3, 0, 0))

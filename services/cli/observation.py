@@ -10,6 +10,7 @@ import redis
 from trivet.v1 import rollout_pb2, rollout_pb2_grpc, trainer_pb2, trainer_pb2_grpc
 
 from services.cli.supervisor import Supervisor
+from services.common.config import Config, ServerConfig
 
 TIMEOUT_SECONDS = 1.0
 REFRESH_SECONDS = 0.5
@@ -26,8 +27,10 @@ class Observation:
 
 
 class Observer:
-    def __init__(self, supervisor: Supervisor, run: str) -> None:
-        self._redis, self._run = supervisor.client(), run
+    def __init__(self, supervisor: Supervisor, config: Config) -> None:
+        self._redis, self._run = supervisor.redis.client() if supervisor.redis else None, config.run.name
+        self._trainer_token = _authorization(config.trainer.server)
+        self._rollout_token = _authorization(config.rollout.server)
         channels = {name: grpc.insecure_channel(f"127.0.0.1:{port}") for name, port in supervisor.grpc_ports.items()}
         self._trainer = trainer_pb2_grpc.TrainerServiceStub(channels["trainer"])
         self._rollouts = {
@@ -39,14 +42,15 @@ class Observer:
     def observe(self) -> Observation:
         trainer = None
         try:
-            trainer = self._trainer.GetStatus(trainer_pb2.TrainerServiceGetStatusRequest(), timeout=TIMEOUT_SECONDS)
+            asked = trainer_pb2.TrainerServiceGetStatusRequest()
+            trainer = self._trainer.GetStatus(asked, timeout=TIMEOUT_SECONDS, metadata=self._trainer_token)
         except grpc.RpcError:
             trainer = None
         rollouts = {}
         for name, stub in self._rollouts.items():
             try:
                 request = rollout_pb2.RolloutServiceGetStatusRequest()
-                rollouts[name] = stub.GetStatus(request, timeout=TIMEOUT_SECONDS)
+                rollouts[name] = stub.GetStatus(request, timeout=TIMEOUT_SECONDS, metadata=self._rollout_token)
             except grpc.RpcError:
                 continue
         return Observation(trainer, rollouts, self._depths())
@@ -58,6 +62,10 @@ class Observer:
             return {name: self._redis.xlen(f"{self._run}:{name}") for name in STREAMS}
         except redis.RedisError:
             return {}
+
+
+def _authorization(server: ServerConfig) -> tuple[tuple[str, str], ...]:
+    return (("authorization", f"Bearer {server.token}"),) if server.token else ()
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from services.cli.replay_table import replay_table
 from services.cli.replay_verdict import differences, outside
-from services.cli.start import EXIT_FAILED, EXIT_STOPPED, EXIT_USAGE, Overrides
+from services.cli.start import EXIT_FAILED, EXIT_STOPPED, EXIT_USAGE, Overrides, all_overrides, plain_console, say
 from services.cli.trainer_module import ModuleFailed, TrainerModule, leave
 from services.common.config import ConfigError
 from services.common.errors import InvalidData
@@ -48,26 +48,26 @@ def replay(
 
     Status 0: equal, or within the tolerance where one is given. 1: not. 2: there is no verdict.
     """
-    console = Console()
+    console = plain_console()
     signal.signal(signal.SIGTERM, leave)
     output = output or run / "replay.json"
     try:
-        report = _measure(run, step, through, overrides or [], output, time.monotonic() + timeout)
+        report = _measure(run, step, through, all_overrides(overrides), output, time.monotonic() + timeout)
     except (ModuleFailed, ConfigError, InvalidData) as error:
-        console.print(f"no verdict: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+        say(console, f"no verdict: {error}", style="red")
         raise typer.Exit(EXIT_USAGE) from error
     except KeyboardInterrupt:
         raise typer.Exit(EXIT_STOPPED) from None
     code = show(console, report, tolerance, values or [])
-    console.print(f"report  {output}", highlight=False, soft_wrap=True)
+    say(console, f"report  {output}")
     raise typer.Exit(code)
 
 
 def show(console: Console, report: ReplayReport, tolerance: float | None, names: list[str]) -> int:
     """Prints table and verdict; returns the exit status."""
-    console.print(_headline(report), markup=False, highlight=False, soft_wrap=True)
+    say(console, _headline(report))
     for warning in report.warnings:
-        console.print(f"! {warning}", style="yellow", markup=False, highlight=False, soft_wrap=True)
+        say(console, f"! {warning}", style="yellow")
     console.print(replay_table(report))
     if report.exact:
         found = differences(report)
@@ -76,12 +76,12 @@ def show(console: Console, report: ReplayReport, tolerance: float | None, names:
         found = outside(report, tolerance, names)
         verdict = f"{', '.join(names) if names else 'every value'} within {tolerance:g}"
     else:
-        console.print("measured under other settings; --tolerance would judge it")
+        say(console, "measured under other settings; --tolerance would judge it")
         return 0
     for sentence in found:
-        console.print(f"✗ {sentence}", style="red", markup=False, highlight=False, soft_wrap=True)
+        say(console, f"✗ {sentence}", style="red")
     if not found:
-        console.print(f"✓ {verdict}", style="green", markup=False, highlight=False, soft_wrap=True)
+        say(console, f"✓ {verdict}", style="green")
     return EXIT_FAILED if found else 0
 
 
@@ -108,8 +108,6 @@ def _measure(
     arguments = [str(run), str(step), "--output", str(output)]
     if through is not None:
         arguments += ["--through", str(through)]
-    for override in overrides:
-        arguments += ["--set", override]
     TrainerModule(
         MODULE,
         arguments,
@@ -117,6 +115,7 @@ def _measure(
         # Ranks of a run on several machines are more than its processes on each.
         ranks=config.trainer.processes if chosen else first.record.world_size,
         threads=first.record.environment.get("threads", "1"),
+        overrides=overrides,
     ).run(deadline)
     try:
         return ReplayReport.model_validate_json(output.read_bytes())

@@ -32,21 +32,28 @@ STEP_ROWS = (
 
 
 def summary_table(records: Records) -> Table | None:
-    """None before the first step. Step metrics compare the first step, where the weights are equal, with the last."""
+    """None before the first step. Each half names the steps that it compares: evaluations begin before the first one.
+
+    Step metrics compare the first step, where the weights of sampler and trainer are equal, with the last.
+    """
     steps, evaluations = records.steps(), records.evaluations()
     if not steps or not evaluations:
         return None
-    table = Table(title="Before and after", title_justify="left")
-    for column in ("", f"step {evaluations[0]['step']}", f"step {steps[-1]['step']}"):
-        table.add_column(column, justify="right" if column else "left")
+    table = Table(title="Before and after", title_justify="left", show_header=False)
+    table.add_column()
+    table.add_column(justify="right")
+    table.add_column(justify="right")
+    first, last = evaluations[0], evaluations[-1]
+    table.add_row("held out", f"step {first['step']}", f"step {last['step']}", style="dim")
     for name, label in HELD_OUT:
-        first, last = evaluations[0]["metrics"], evaluations[-1]["metrics"]
-        if name in first and name in last:
-            table.add_row(label, _with_error(first, name), _with_error(last, name), style="bold")
+        if name in first["metrics"] and name in last["metrics"]:
+            table.add_row(label, _with_error(first["metrics"], name), _with_error(last["metrics"], name), style="bold")
+    table.add_section()
+    first, last = steps[0], steps[-1]
+    table.add_row("training", f"step {first['step']}", f"step {last['step']}", style="dim")
     for name, label, digits in STEP_ROWS:
-        first, last = steps[0]["metrics"], steps[-1]["metrics"]
-        if name in first and name in last:
-            table.add_row(label, f"{first[name]:.{digits}f}", f"{last[name]:.{digits}f}")
+        if name in first["metrics"] and name in last["metrics"]:
+            table.add_row(label, f"{first['metrics'][name]:.{digits}f}", f"{last['metrics'][name]:.{digits}f}")
     return table
 
 
@@ -88,7 +95,8 @@ def plot(records: Records, path: Path) -> None:
     for axis in (learning, drift, agreement, gradient):
         axis.set_xlabel("step")
         axis.grid(alpha=0.3)
-        axis.legend(fontsize=8)
+        if axis.get_legend_handles_labels()[0]:
+            axis.legend(fontsize=8)
     figure.savefig(path, dpi=120)
     plt.close(figure)
 

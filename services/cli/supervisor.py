@@ -6,134 +6,191 @@ A run that learns from preferences of a file needs the trainer alone.
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
-import redis
-from redis.backoff import ConstantBackoff
-from redis.retry import Retry
-
 from services.cli.processes import ServiceProcess, free_port
+from services.cli.restarts import RestartBudget
+from services.cli.run_redis import RunRedis
 from services.common.config import Config
 from services.common.exit_codes import FINISHED, NEVER_RESTARTED
+from services.common.service_main import overrides_environment
 
-REDIS_START_SECONDS = 20.0
 STOP_SECONDS = 7.0
-REDIS_STOP_SECONDS = 2.0
-RESTARTS = 3
+# Several processes share the cores: more than one thread each makes all of them slower.
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+# How long a Redis that is away is waited for; what ended meanwhile is started again when it is back.
+OUTAGE_SECONDS = 1800.0
 
 
 class RunFailed(Exception):
-    """The run cannot go on; the message says which process ended and shows its last words."""
+    """The run cannot go on; the message says in one sentence why, and in a second line where the log is."""
 
 
 class Supervisor:
-    """`config_file` and `overrides` go to the services as they are; ports and the Redis address are added."""
+    """`config_file` and `overrides` go to the services as they are; ports and the Redis address are added.
 
-    def __init__(self, config: Config, config_file: Path, overrides: list[str]) -> None:
+    `tell` shows a line to whoever watches. The processes inherit the file descriptor `lock`.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        config_file: Path,
+        overrides: list[str],
+        *,
+        tell: Callable[[str], None],
+        lock: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._config, self._file, self._overrides = config, config_file, overrides
+        self._tell, self._lock, self._clock = tell, lock, clock
         self._logs = config.run.path / "logs"
-        self.redis_url = config.redis.url
-        self._redis: ServiceProcess | None = None
         self.grpc_ports: dict[str, int] = {}
         self.services: list[ServiceProcess] = []
+        # Since when Redis is away, and what has ended for it.
+        self._outage, self._waiting = 0.0, set[str]()
+        self.redis = None if config.data.preferences is not None else RunRedis(config, lock, self._budget())
 
-    def start(self) -> None:
-        """Raises RunFailed when the embedded Redis does not answer."""
-        if self._config.data.preferences is None:
-            if self.redis_url is None:
-                self._start_redis()
+    def start(self, stop: threading.Event) -> None:
+        """Raises RunFailed when Redis does not answer. Leaves off when `stop` is set meanwhile."""
+        if self.redis is not None:
+            self.redis.start()
+            self._until_redis(stop)
+            if stop.is_set():
+                return
             for index in range(self._config.rollout.replicas):
                 self._add("rollout", f"rollout-{index}")
             for index in range(self._config.reward.replicas):
                 self._add("reward", f"reward-{index}")
-        self.trainer = self._add("trainer", "trainer")
+        self._add("trainer", "trainer")
 
     def finished(self) -> bool:
         """Looks after every process: True once the trainer has done its last step. Raises RunFailed."""
-        code = self.trainer.exit_code()
-        if code == FINISHED:
+        if self._trainer_status() == FINISHED:
             return True
+        self._look_after_redis()
         for service in self.services:
-            code = service.exit_code()
-            if code is None:
-                continue
-            if code in NEVER_RESTARTED or not service.restart():
-                raise RunFailed(f"{service.name} ended with status {code} ({service.log}):\n{service.last_lines()}")
-        if self._redis is not None and self._redis.exit_code() is not None and not self._redis.restart():
-            raise RunFailed(f"Redis ended ({self._redis.log}):\n{self._redis.last_lines()}")
+            if service.exit_code() is not None:
+                self._start_again(service)
         return False
 
     def stop(self, hurry: threading.Event) -> None:
-        """Ends all processes within ten seconds; the trainer leaves a checkpoint unless `hurry` is set meanwhile."""
-        deadline = time.monotonic() + STOP_SECONDS
-        for service in self.services:
+        """The trainer first: it ends its step and leaves a checkpoint, for which Redis and the rollouts stay.
+
+        All else takes seconds. `hurry` ends everything at once.
+        """
+        trainers = [service for service in self.services if service.name == "trainer"]
+        patience = self._config.trainer.stop_timeout_seconds
+        if any(trainer.exit_code() is None for trainer in trainers):
+            self._tell(
+                f"stopping: finishing the step and writing a checkpoint, for {_duration(patience)} at most "
+                "(trainer.stop_timeout_seconds); Ctrl-C again ends now"
+            )
+            self._end(trainers, patience, hurry)
+        self._end(self.services, STOP_SECONDS, hurry)
+        if self.redis is not None:
+            self.redis.stop()
+
+    def _end(self, services: list[ServiceProcess], seconds: float, hurry: threading.Event) -> None:
+        for service in services:
             service.terminate()
-        while any(service.exit_code() is None for service in self.services) and time.monotonic() < deadline:
+        deadline = self._clock() + seconds
+        while any(service.exit_code() is None for service in services) and self._clock() < deadline:
             if hurry.wait(0.05):
                 break
-        for service in self.services:
+            if self.redis is not None:
+                self.redis.keep_up()
+        for service in services:
             service.wait(time.monotonic())
-        if self._redis is not None:
-            self._redis.terminate()
-            self._redis.wait(time.monotonic() + REDIS_STOP_SECONDS)
 
-    def client(self) -> redis.Redis | None:
-        """One that gives up at once: what it reads is only shown. None for a run without Redis."""
-        if self.redis_url is None:
-            return None
-        return redis.Redis.from_url(self.redis_url, socket_timeout=1.0, retry=Retry(ConstantBackoff(0.0), 0))
+    def _trainer_status(self) -> int | None:
+        return next((service.exit_code() for service in self.services if service.name == "trainer"), None)
 
-    def _start_redis(self) -> None:
-        directory = self._config.run.path / "redis"
-        directory.mkdir(parents=True, exist_ok=True)
-        port = free_port()
-        self.redis_url = f"redis://127.0.0.1:{port}/0"
-        self._redis = ServiceProcess(
-            "redis",
-            [sys.executable, "-m", "services.cli.redis_server", "--directory", str(directory), "--port", str(port)],
-            self._logs / "redis.log",
-            restarts_left=RESTARTS,
-        )
-        self._redis.start()
-        deadline = time.monotonic() + REDIS_START_SECONDS
-        while not self._answers():
-            if self._redis.exit_code() is not None or time.monotonic() > deadline:
-                raise RunFailed(f"Redis does not start ({self._redis.log}):\n{self._redis.last_lines()}")
-            time.sleep(0.05)
+    def _start_again(self, service: ServiceProcess) -> None:
+        ending = service.ending()
+        where = f"its log is {service.log}"
+        if ending.status in NEVER_RESTARTED:
+            raise RunFailed(f"{service.name}: {ending.reason}\n{where}")
+        if self._waits_for_redis(service, ending.reason):
+            return
+        if service.name in self._waiting:
+            # Not its own fault, so not one of its restarts.
+            self._waiting.discard(service.name)
+            service.start_again()
+            self._tell(f"{service.name} is started again: Redis answers")
+        elif service.restart():
+            self._tell(
+                f"{service.name} ended and is started again: {ending.reason} ({where}; {service.restarts.left} more "
+                f"restarts within {_duration(service.restarts.window_seconds)})"
+            )
+        else:
+            limits = f"{service.restarts.limit} restarts within {_duration(service.restarts.window_seconds)}"
+            raise RunFailed(f"{service.name}: {ending.reason}\n{where}; {limits} are used up")
 
-    def _answers(self) -> bool:
-        client = self.client()
-        assert client is not None
-        try:
-            with client:
-                return bool(client.ping())
-        except redis.exceptions.ConnectionError:
+    def _waits_for_redis(self, service: ServiceProcess, reason: str) -> bool:
+        """Whether Redis is away: then nothing could start. Raises RunFailed when it has been for too long."""
+        if self.redis is None or self.redis.answers():
             return False
+        address, now = self.redis.shown_address, self._clock()
+        if not self._waiting:
+            self._outage = now
+        if service.name not in self._waiting:
+            self._waiting.add(service.name)
+            left = _duration(self._outage + OUTAGE_SECONDS - now)
+            self._tell(f"{service.name} ended: {reason}; Redis at {address} does not answer: waiting {left} at most")
+        if now - self._outage > OUTAGE_SECONDS:
+            raise RunFailed(
+                f"Redis at {address} has not answered for {_duration(OUTAGE_SECONDS)}\nthe log is {service.log}"
+            )
+        return True
 
-    def _add(self, service: str, name: str) -> ServiceProcess:
+    def _look_after_redis(self) -> None:
+        if self.redis is not None and (ending := self.redis.keep_up()) is not None:
+            if not ending.started_again:
+                raise RunFailed(f"Redis: {ending.reason}\nits log is {ending.log}")
+            self._tell(f"Redis ended and is started again: {ending.reason} (its log is {ending.log})")
+
+    def _until_redis(self, stop: threading.Event) -> None:
+        assert self.redis is not None
+        deadline = self._clock() + self.redis.patience
+        told = False
+        while not stop.is_set() and (problem := self.redis.problem()) is not None:
+            if problem.final or self._clock() > deadline:
+                raise RunFailed(problem.sentence)
+            if not told and self.redis.is_external:
+                told = True
+                self._tell(f"{problem.sentence}: waiting for it, for {_duration(self.redis.patience)} at most")
+            stop.wait(0.05)
+
+    def _budget(self) -> RestartBudget:
+        return RestartBudget(self._config.run.restarts, self._config.run.restart_window_seconds, self._clock)
+
+    def _add(self, service: str, name: str) -> None:
         port = free_port()
         self.grpc_ports[name] = port
         settings = [*self._overrides, f"{service}.server.grpc_port={port}"]
-        if self.redis_url is not None:
-            settings.append(f"redis.url={self.redis_url}")
-        arguments = ["-m", f"services.{service}", "--config", str(self._file)]
-        for setting in settings:
-            arguments += ["--set", setting]
+        if self.redis is not None:
+            settings.append(f"redis.url={self.redis.url}")
         process = ServiceProcess(
-            name, [*self._launcher(service), *arguments], self._logs / f"{name}.log", _threads(), restarts_left=RESTARTS
+            name,
+            [*self._launcher(service), "-m", f"services.{service}", "--config", str(self._file)],
+            self._logs / f"{name}.log",
+            {**ENVIRONMENT, **overrides_environment(settings)},
+            restarts=self._budget(),
+            lock=self._lock,
         )
         process.start()
         self.services.append(process)
-        return process
 
     def _launcher(self, service: str) -> list[str]:
         ranks = self._config.trainer.processes
         if service != "trainer" or ranks == 1:
             return [sys.executable]
         torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
+        torchrun += ["--shutdown-timeout", str(round(self._config.trainer.stop_timeout_seconds))]
         return [sys.executable, *torchrun, "--master-addr", "127.0.0.1", "--master-port", str(free_port())]
 
 
-def _threads() -> dict[str, str]:
-    """Several processes share the cores: more than one thread each makes all of them slower."""
-    return {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+def _duration(seconds: float) -> str:
+    return f"{seconds / 60:.0f} min" if seconds >= 120 else f"{seconds:.0f} s"

@@ -1,6 +1,5 @@
 """Runs one of the trainer's modules to its end, under torchrun where it has several ranks."""
 
-import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -9,6 +8,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from services.cli.processes import ServiceProcess, free_port
+from services.common.service_main import overrides_environment
 
 
 class ModuleFailed(Exception):
@@ -17,7 +17,7 @@ class ModuleFailed(Exception):
 
 @dataclass(frozen=True)
 class TrainerModule:
-    """`threads` each rank, as results depend on it."""
+    """`threads` each rank, as results depend on it. `overrides` may hold secrets, `arguments` may not."""
 
     module: str
     arguments: Sequence[str]
@@ -25,11 +25,13 @@ class TrainerModule:
     ranks: int = 1
     threads: str = "1"
     environment: Mapping[str, str] = field(default_factory=dict)
+    overrides: Sequence[str] = ()
 
     def run(self, deadline: float) -> None:
         """Raises ModuleFailed with its reason, or when the monotonic time `deadline` has passed."""
         name = self.module.rpartition(".")[2]
         environment = {"OMP_NUM_THREADS": self.threads, "PYTHONUNBUFFERED": "1", **self.environment}
+        environment |= overrides_environment(self.overrides)
         # Of this run alone: an earlier one's reason must not be taken for its own.
         self.log.unlink(missing_ok=True)
         process = ServiceProcess(name, self._command(), self.log, environment)
@@ -40,7 +42,7 @@ class TrainerModule:
         finally:
             process.kill()
         if code != 0:
-            late = "the time is up" if time.monotonic() >= deadline else _reason(process)
+            late = "the time is up" if time.monotonic() >= deadline else process.ending().reason
             raise ModuleFailed(f"{late} (status {code}, {self.log})")
 
     def _command(self) -> list[str]:
@@ -54,18 +56,3 @@ class TrainerModule:
 def leave(*_: object) -> NoReturn:
     """For SIGTERM: as Ctrl-C would, so that what was started is ended."""
     raise KeyboardInterrupt
-
-
-def _reason(process: ServiceProcess) -> str:
-    """What it logged, or else its last words; torchrun puts many of its own behind a rank's."""
-    lines = process.last_lines(200).splitlines()
-    for line in reversed(lines):
-        if line.startswith("{"):
-            try:
-                entry = json.loads(line)
-            except json.JSONDecodeError:
-                continue
-            if "reason" in entry:
-                return str(entry["reason"])
-    raised = [line for line in lines if line.startswith("[rank0]:")]
-    return (raised or lines or ["it said nothing"])[-1]

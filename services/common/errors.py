@@ -1,3 +1,4 @@
+import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -34,3 +35,12 @@ def entrys_fault() -> Iterator[None]:
         raise
     except Exception as error:
         raise InvalidData("entry_unusable", f"entry cannot be used ({type(error).__name__}: {error})") from error
+
+
+def one_sentence(error: BaseException) -> str:
+    """What a failure is to those who only want to know what to do: a full disk by its path, no traceback."""
+    if isinstance(error, TrivetError):
+        return str(error)
+    if isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}:
+        return f"the disk is full: {error.filename or 'a file'} cannot be written ({error.strerror})"
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"

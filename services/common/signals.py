@@ -1,13 +1,16 @@
 """Signals for code that waits in threads."""
 
+import ctypes
 import faulthandler
 import queue
 import signal
+import sys
 import threading
 from collections.abc import Callable
 
 ENDING = (signal.SIGTERM, signal.SIGINT)
 STDERR = 2
+PR_SET_PDEATHSIG = 1
 
 
 def on_signals(react: Callable[[int], None], numbers: tuple[signal.Signals, ...] = ENDING) -> None:
@@ -31,3 +34,9 @@ def on_signals(react: Callable[[int], None], numbers: tuple[signal.Signals, ...]
 def tell_stacks() -> None:
     """From now on SIGUSR1 prints what every thread is doing to stderr: for a process that seems to hang."""
     faulthandler.register(signal.SIGUSR1, file=STDERR, all_threads=True)
+
+
+def die_with_parent() -> None:
+    """From now on the kernel kills this process when the one that started it ends, however that ends (Linux only)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))

@@ -11,13 +11,13 @@ import redis
 from trivet.v1 import reward_pb2, reward_pb2_grpc
 
 from services.common.config import Config, ConfigError
-from services.common.errors import TrivetError
+from services.common.errors import TrivetError, one_sentence
 from services.common.exit_codes import CONFIGURATION, FAILED, FINISHED
 from services.common.exposition import EXPOSITION
 from services.common.logs import configure_logs, get_logger
 from services.common.redis_client import connect
 from services.common.server import ServiceServer
-from services.common.service_main import parse_service_arguments, starting
+from services.common.service_main import parse_service_arguments, report_end, starting
 from services.common.streams import RunStreams
 from services.reward.pool import ScorerPool
 from services.reward.score import GroupScorer
@@ -101,7 +101,7 @@ async def serve(config: Config) -> int:
     try:
         process = RewardProcess(config)
     except ConfigError as error:
-        return _refuse(error)
+        return report_end(CONFIGURATION, str(error))
     running = asyncio.create_task(process.run(stop))
     stopping = asyncio.create_task(stop.wait())
     await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -116,16 +116,10 @@ async def serve(config: Config) -> int:
     try:
         running.result()
     except ConfigError as error:
-        return _refuse(error)
+        return report_end(CONFIGURATION, str(error))
     except (TrivetError, OSError, redis.RedisError) as error:
-        log.error("failed", error=f"{type(error).__name__}: {error}")
-        return FAILED
+        return report_end(FAILED, one_sentence(error))
     return FINISHED
-
-
-def _refuse(error: ConfigError) -> int:
-    print(error, file=sys.stderr)  # noqa: T201
-    return CONFIGURATION
 
 
 def main() -> None:

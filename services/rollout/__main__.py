@@ -15,7 +15,7 @@ from trivet.v1 import rollout_pb2_grpc
 
 from services.common.blobs import open_blobs
 from services.common.config import Config, ConfigError
-from services.common.errors import TrivetError
+from services.common.errors import TrivetError, one_sentence
 from services.common.exit_codes import CONFIGURATION, FAILED, FINISHED
 from services.common.exposition import EXPOSITION
 from services.common.lineage import code_version, config_version
@@ -23,7 +23,7 @@ from services.common.logs import configure_logs, get_logger
 from services.common.redis_client import connect
 from services.common.rollouts import RolloutRegistry
 from services.common.server import ServiceServer
-from services.common.service_main import parse_service_arguments
+from services.common.service_main import parse_service_arguments, report_end
 from services.common.streams import RunStreams
 from services.common.weights import WeightFeed
 from services.rollout.engine import Engine
@@ -56,11 +56,9 @@ def main() -> int:
         engine = VllmEngine(config, seed=zlib.crc32(f"{config.run.seed}/{rollout_id}".encode()) >> 1)
         return asyncio.run(Rollout(config, rollout_id, client, engine).serve())
     except ConfigError as error:
-        log.error("cannot start", error=str(error))
-        return CONFIGURATION
-    except (TrivetError, RedisError) as error:
-        log.error("stopped", error=str(error), kind=type(error).__name__)
-        return FAILED
+        return report_end(CONFIGURATION, str(error))
+    except (TrivetError, RedisError, OSError) as error:
+        return report_end(FAILED, one_sentence(error))
 
 
 class Rollout:

@@ -1,21 +1,22 @@
 """python -m services.trainer --config FILE [--set section.key=value]; under torchrun for several ranks."""
 
-import sys
+import os
 from collections.abc import Callable
+from dataclasses import replace
 
 import redis
 from trivet.v1 import trainer_pb2, trainer_pb2_grpc
 
 from services.common.config import Config, ConfigError
-from services.common.errors import GaveUp, TrivetError
+from services.common.errors import GaveUp, TrivetError, one_sentence
 from services.common.exit_codes import CONFIGURATION, FAILED, FINISHED, GAVE_UP, STOPPED
 from services.common.exposition import EXPOSITION
 from services.common.logs import configure_logs, get_logger
 from services.common.records import Records
 from services.common.redis_client import connect
 from services.common.server import BackgroundServer, ServiceServer
-from services.common.service_main import leave, parse_service_arguments, starting
-from services.common.signals import on_signals
+from services.common.service_main import leave, parse_service_arguments, report_end, starting
+from services.common.signals import die_with_parent, on_signals
 from services.common.weights import WeightFeed
 from services.trainer.checkpoint import Checkpoints
 from services.trainer.conductor import Conductor
@@ -24,6 +25,7 @@ from services.trainer.data import load_prompts
 from services.trainer.engine import TrainEngine
 from services.trainer.groups import training_samples
 from services.trainer.intake import Arrival
+from services.trainer.lease import Lease
 from services.trainer.loop import Lead, Machinery, TrainingLoop
 from services.trainer.observation import observe_start
 from services.trainer.pair_feed import PairFeed
@@ -41,6 +43,9 @@ log = get_logger(__name__)
 
 
 def main() -> None:
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        # torchrun starts ranks in sessions of their own: they would outlive it when it is killed.
+        die_with_parent()
     config = parse_service_arguments("trainer")
     configure_logs("trainer", config.run.name)
     EXPOSITION.configure("trainer", config.run.name)
@@ -50,15 +55,12 @@ def main() -> None:
             configured_algorithm(config)
         finished = _run(config)
     except ConfigError as error:
-        log.error("refused", reason=str(error))
-        print(error, file=sys.stderr)  # noqa: T201
-        leave(CONFIGURATION)
+        leave(report_end(CONFIGURATION, str(error)))
     except GaveUp as error:
-        log.error("gave up", code=error.code, reason=str(error))
-        leave(GAVE_UP)
-    except (TrivetError, redis.RedisError, OSError, ValueError) as error:
-        log.error("failed", reason=f"{type(error).__name__}: {error}", exc_info=isinstance(error, ValueError))
-        leave(FAILED)
+        leave(report_end(GAVE_UP, str(error), code=error.code))
+    except (TrivetError, redis.RedisError, OSError, ValueError, RuntimeError) as error:
+        told = isinstance(error, (ValueError, RuntimeError))
+        leave(report_end(FAILED, one_sentence(error), exc_info=told))
     leave(FINISHED if finished else STOPPED)
 
 
@@ -67,6 +69,7 @@ def _run(config: Config) -> bool:
 
     controls = Controls()
     _obey_signals(controls)
+    lease = _lease(config, controls)
     with starting():
         engine = open_engine(config)
         machinery = Machinery(
@@ -80,12 +83,23 @@ def _run(config: Config) -> bool:
     try:
         if engine.rank != 0:
             return TrainingLoop(config, machinery, None).run()
-        return _lead(config, machinery, controls)
+        return _lead(config, machinery, controls, lease)
     finally:
+        if lease is not None:
+            lease.close()
         engine.close()
 
 
-def _lead(config: Config, machinery: Machinery, controls: Controls) -> bool:
+def _lease(config: Config, controls: Controls) -> Lease | None:
+    """Rank 0's, taken before a model is loaded in vain; a run without Redis has none. Raises Unavailable."""
+    if config.data.preferences is not None or int(os.environ.get("RANK", "0")) != 0:
+        return None
+    lease = Lease(connect(config.redis), config.run.name)
+    lease.acquire(controls.stop)
+    return lease
+
+
+def _lead(config: Config, machinery: Machinery, controls: Controls, lease: Lease | None) -> bool:
     """Rank 0: the same loop, with a server beside it and, where answers are sampled, Redis behind it."""
     status = Status(config.run.name, config.trainer.steps)
     observe_start(config, controls)
@@ -106,7 +120,7 @@ def _lead(config: Config, machinery: Machinery, controls: Controls) -> bool:
             if config.data.preferences is not None:
                 lead = _pairs(config, status, controls)
             else:
-                lead = _sampled(config, machinery, status, controls)
+                lead = replace(_sampled(config, machinery, status, controls), lease=lease)
         try:
             finished = TrainingLoop(config, machinery, lead).run()
         finally:

@@ -26,6 +26,7 @@ from services.trainer.checkpoint import (
 )
 from services.trainer.checksums import sum_files
 from services.trainer.engine import TrainEngine
+from services.trainer.lease import Lease
 from services.trainer.preference_update import PreferenceUpdater
 from services.trainer.publication import Publication, Release
 from services.trainer.recording import Recorder
@@ -58,6 +59,8 @@ class Lead:
     source: StepSource
     records: Records
     release: Release | None
+    # None where no other trainer could have the run.
+    lease: Lease | None = None
 
 
 class TrainingLoop:
@@ -121,7 +124,13 @@ class TrainingLoop:
         data = self._lead.source.data_version if self._lead else saved.state.data
         check_resumable(saved, model=self._model, data=data, world_size=self._engine.world_size)
 
+    def _check_lease(self) -> None:
+        """Before anything is taken or written. Raises TrivetError when another trainer has the run."""
+        if self._lead is not None and self._lead.lease is not None:
+            self._lead.lease.check()
+
     def _next_order(self) -> step_pb2.StepOrder:
+        self._check_lease()
         with self._phase("wait"):
             return self._share(self._lead.source.next_order() if self._lead else None)
 
@@ -158,6 +167,7 @@ class TrainingLoop:
                 self._recorder.finish(self._values)
 
     def _publish(self) -> None:
+        self._check_lease()
         if self._config.data.preferences is None:
             with self._phase("publish"), metrics.PUBLISH_SECONDS.time():
                 last = self._step == self._config.trainer.steps
@@ -201,6 +211,7 @@ class TrainingLoop:
                 self._commit(self._lead.source, sums)
 
     def _commit(self, source: StepSource, sums: dict[str, str]) -> None:
+        self._check_lease()
         state = TrainerState(
             step=self._step,
             history=source.history,

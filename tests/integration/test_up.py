@@ -75,20 +75,27 @@ def wait_for_step(directory: Path, step: int, process: "subprocess.Popen[str]") 
         time.sleep(0.1)
 
 
+@pytest.mark.timeout(600)
 def test_ctrl_c_leaves_a_checkpoint_and_no_process_and_the_run_goes_on(run):
-    first = up(run)
+    rate = ("--set", "trainer.optimizer.learning_rate=3.0e-4")
+    first = up(run, *rate)
     wait_for_step(run, 1, first)
-    interrupted = time.monotonic()
+    beside = up(run)
+    output = rest_of(beside, 60)
+    assert beside.returncode == 1
+    assert f"is in use by another `trivet up` (process {first.pid})" in output
     first.send_signal(signal.SIGINT)
-    output = rest_of(first, 30)
-    assert time.monotonic() - interrupted < 10
+    output = rest_of(first, 120)
     assert first.returncode == 130, output
-    assert "Go on with: trivet up" in output
+    assert "finishing the step and writing a checkpoint, for 10 min at most" in output
     assert processes_of(run) == []
     stopped = Checkpoints(run / "runs" / "quickstart" / "checkpoints", keep=3).latest()
     assert 1 <= stopped.state.step <= STEPS
+    last_lines = output.strip().splitlines()[-2:]
+    assert last_lines[0].startswith(f"Stopped; the newest checkpoint holds step {stopped.state.step}: ")
+    assert last_lines[1] == f"Go on with: trivet up {run / 'run.yaml'} {' '.join(rate)}"
 
-    second = up(run)
+    second = up(run, *rate)
     output = rest_of(second, 300)
     assert second.returncode == 0, output
     assert "Before and after" in output
@@ -102,6 +109,12 @@ def test_ctrl_c_leaves_a_checkpoint_and_no_process_and_the_run_goes_on(run):
     assert (run / "runs" / "quickstart" / "plot.png").stat().st_size > 10_000
     assert json.loads((finished.policy / "config.json").read_text())["model_type"] == "qwen3_moe"
 
+    third = up(run)
+    output = rest_of(third, 60)
+    assert third.returncode == 0, output
+    assert f"is finished: its checkpoint holds step {STEPS}" in output
+    assert len(Records(run / "runs" / "quickstart").evaluations()) == 2
+
 
 def test_a_wrong_configuration_is_refused_before_anything_starts(run):
     refused = up(run, "--set", "trainer.stepz=3")
@@ -114,8 +127,10 @@ def test_an_unknown_scorer_ends_the_run_with_its_name(run):
     refused = up(run, "--set", "reward.scorers=[{name: oracle}]", "--set", "run.name=other")
     output = rest_of(refused, 120)
     assert refused.returncode == 1
-    assert "oracle" in output
-    assert "exact_match" in output
+    (line,) = [line for line in output.splitlines() if "oracle" in line]
+    assert line.startswith("failed: ")
+    assert "exact_match" in line
+    assert "Before and after" not in output
     assert processes_of(run) == []
 
 

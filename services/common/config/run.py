@@ -11,6 +11,11 @@ class RunConfig(Section):
     seed: int = Field(0, ge=0)
     directory: Path = Field(Path("runs"), description="everything that the run writes goes to <directory>/<name>")
 
+    restarts: int = Field(
+        5, ge=0, description="how often `trivet up` starts one process again within restart_window_seconds"
+    )
+    restart_window_seconds: float = Field(3600.0, gt=0, description="restarts further back no longer count")
+
     @property
     def path(self) -> Path:
         return self.directory / self.name

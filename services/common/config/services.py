@@ -121,5 +121,8 @@ class TrainerConfig(Section):
     keep_checkpoints: int = Field(3, ge=1)
     keep_weights: int = Field(4, ge=2, description="published versions left on disk")
     batch_timeout_seconds: float = Field(1800.0, gt=0, description="no scored group for so long ends the run")
+    stop_timeout_seconds: float = Field(
+        600.0, gt=0, description="how long `trivet up` lets a stop end the step and write a checkpoint"
+    )
     max_lost_groups: int = Field(64, ge=0, description="more dead-lettered groups in a row than this end the run")
     deepspeed: dict[str, Any] = Field(default_factory=dict, description="further DeepSpeed configuration")

@@ -9,9 +9,10 @@ import sys
 from pathlib import Path
 
 from services.common.config import ConfigError, load_config
-from services.common.errors import InvalidData, TrivetError
+from services.common.errors import InvalidData, TrivetError, one_sentence
 from services.common.exit_codes import CONFIGURATION, FAILED, FINISHED
 from services.common.logs import configure_logs
+from services.common.service_main import inherited_overrides, report_end
 from services.trainer.audit.auditor import audit
 from services.trainer.audit.sampling import RolloutClient
 
@@ -20,8 +21,9 @@ TOKEN_VARIABLE = "TRIVET_TOKEN"  # noqa: S105
 
 def main(argv: list[str] | None = None) -> int:
     arguments = _arguments(argv)
+    configure_logs("audit", "")
     try:
-        config = load_config(arguments.config, arguments.overrides)
+        config = load_config(arguments.config, [*inherited_overrides(), *arguments.overrides])
         configure_logs("audit", config.run.name)
         client = RolloutClient(arguments.rollout, os.environ.get(TOKEN_VARIABLE) or config.rollout.server.token)
         try:
@@ -31,15 +33,10 @@ def main(argv: list[str] | None = None) -> int:
         arguments.output.parent.mkdir(parents=True, exist_ok=True)
         arguments.output.write_text(report.model_dump_json(indent=2) + "\n", encoding="utf-8")
     except (ConfigError, InvalidData) as error:
-        return _told(error, CONFIGURATION)
+        return report_end(CONFIGURATION, str(error))
     except (TrivetError, OSError) as error:
-        return _told(error, FAILED)
+        return report_end(FAILED, one_sentence(error))
     return FINISHED
-
-
-def _told(error: Exception, code: int) -> int:
-    print(error, file=sys.stderr)  # noqa: T201
-    return code
 
 
 def _arguments(argv: list[str] | None) -> argparse.Namespace:

@@ -4,14 +4,12 @@ import argparse
 from pathlib import Path
 
 from services.common.config import ConfigError
-from services.common.errors import InvalidData, TrivetError
+from services.common.errors import InvalidData, TrivetError, one_sentence
 from services.common.exit_codes import CONFIGURATION, FAILED, FINISHED
-from services.common.logs import configure_logs, get_logger
-from services.common.service_main import leave
+from services.common.logs import configure_logs
+from services.common.service_main import inherited_overrides, leave, report_end
 from services.common.step_record import chosen_steps
 from services.trainer.compare.comparer import compare
-
-log = get_logger(__name__)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -19,15 +17,14 @@ def main(argv: list[str] | None = None) -> int:
     configure_logs("compare", arguments.run.name)
     try:
         steps = chosen_steps(arguments.run, arguments.steps)
-        report = compare(steps, arguments.algorithms.split(","), arguments.overrides, arguments.overrides_for)
+        overrides = [*inherited_overrides(), *arguments.overrides]
+        report = compare(steps, arguments.algorithms.split(","), overrides, arguments.overrides_for)
         arguments.output.parent.mkdir(parents=True, exist_ok=True)
         arguments.output.write_text(report.model_dump_json(indent=1) + "\n", encoding="utf-8")
     except (ConfigError, InvalidData, ValueError) as error:
-        log.error("refused", reason=str(error))
-        return CONFIGURATION
+        return report_end(CONFIGURATION, str(error))
     except (TrivetError, OSError) as error:
-        log.error("failed", reason=f"{type(error).__name__}: {error}")
-        return FAILED
+        return report_end(FAILED, one_sentence(error))
     return FINISHED
 
 

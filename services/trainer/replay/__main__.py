@@ -4,17 +4,15 @@ import argparse
 from pathlib import Path
 
 from services.common.config import ConfigError
-from services.common.errors import InvalidData, TrivetError
+from services.common.errors import InvalidData, TrivetError, one_sentence
 from services.common.exit_codes import CONFIGURATION, FAILED, FINISHED
-from services.common.logs import configure_logs, get_logger
+from services.common.logs import configure_logs
 from services.common.replay_report import ReplayReport
-from services.common.service_main import leave
+from services.common.service_main import inherited_overrides, leave, report_end
 from services.common.step_record import RecordedStep, consecutive_steps
 from services.trainer.reference import open_reference
 from services.trainer.replay.replayer import Replayer
 from services.trainer.updaters import open_updater
-
-log = get_logger(__name__)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -22,16 +20,14 @@ def main(argv: list[str] | None = None) -> int:
     configure_logs("replay", arguments.run.name)
     try:
         steps = consecutive_steps(arguments.run, arguments.step, arguments.through or arguments.step)
-        report = replay(steps, arguments.overrides)
+        report = replay(steps, [*inherited_overrides(), *arguments.overrides])
         if report is not None:
             arguments.output.parent.mkdir(parents=True, exist_ok=True)
             arguments.output.write_text(report.model_dump_json(indent=2) + "\n", encoding="utf-8")
     except (ConfigError, InvalidData, ValueError) as error:
-        log.error("refused", reason=str(error))
-        return CONFIGURATION
+        return report_end(CONFIGURATION, str(error))
     except (TrivetError, OSError) as error:
-        log.error("failed", reason=f"{type(error).__name__}: {error}")
-        return FAILED
+        return report_end(FAILED, one_sentence(error))
     return FINISHED
 
 

@@ -3,6 +3,7 @@ import sys
 import time
 
 from services.cli.processes import ServiceProcess
+from services.cli.restarts import RestartBudget
 
 LOOP = "import time; time.sleep(60)"
 STUBBORN = (
@@ -32,7 +33,7 @@ def test_output_goes_to_the_log(tmp_path):
 
 
 def test_restarts_are_bounded(tmp_path):
-    made = process(tmp_path, "pass", restarts_left=2)
+    made = process(tmp_path, "pass", restarts=RestartBudget(2, 60.0))
     made.start()
     assert [made.restart(), made.restart(), made.restart()] == [True, True, False]
     made.kill()
@@ -61,3 +62,31 @@ def test_a_terminals_interrupt_does_not_reach_it(tmp_path):
     made.start()
     assert os.getsid(made.pid) != os.getsid(0)
     made.kill()
+
+
+def test_restarts_are_a_rate_and_not_a_number_for_the_whole_run():
+    now = [0.0]
+    budget = RestartBudget(2, 100.0, clock=lambda: now[0])
+    taken = []
+    for at in (0, 10, 20, 99, 100, 105, 110, 210, 310):
+        now[0] = float(at)
+        taken.append(budget.take())
+    assert taken == [True, True, False, False, True, False, True, True, True]
+    now[0] = 1000.0
+    assert budget.left == 2
+
+
+def test_an_earlier_attempts_words_are_not_taken_for_this_ones(tmp_path):
+    say = "import pathlib; said = pathlib.Path('{}'); print('second' if said.exists() else 'first'); said.touch()"
+    made = process(tmp_path, say.format(tmp_path / "said"), restarts=RestartBudget(1, 60.0))
+    made.start()
+    made.wait(time.monotonic() + 10)
+    assert made.ending().reason == "first"
+    made.restart()
+    made.wait(time.monotonic() + 10)
+    assert made.ending().reason == "second"
+    assert "first" in (tmp_path / "it.log").read_text()
+    again = process(tmp_path, "pass")
+    again.start()
+    again.wait(time.monotonic() + 10)
+    assert again.last_lines() == ""

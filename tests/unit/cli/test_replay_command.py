@@ -125,8 +125,11 @@ def module(tmp_path, body: str) -> TrainerModule:
 @pytest.mark.parametrize(
     ("body", "told"),
     [
-        ('print(\'{"reason": "no such step"}\\nnoise\'); raise SystemExit(2)', "no such step (status 2"),
-        ("print('[rank0]: KeyError\\n=====') ; raise SystemExit(1)", r"[rank0]: KeyError (status 1"),
+        (
+            'print(\'{"event": "ended", "exit_code": 2, "reason": "no such step"}\\nnoise\'); raise SystemExit(2)',
+            "no such step (status 2",
+        ),
+        ("print('[rank0]: KeyError: 3\\n=====') ; raise SystemExit(1)", r"KeyError: 3 (status 1"),
         ("raise SystemExit(3)", "it said nothing (status 3"),
         ("import time; print('waits', flush=True); time.sleep(60)", "the time is up"),
     ],

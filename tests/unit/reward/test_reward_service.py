@@ -11,6 +11,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+import structlog
 import yaml
 from trivet.v1 import reward_pb2, reward_pb2_grpc, sample_pb2
 
@@ -147,11 +148,12 @@ def test_the_service_scores_from_redis_and_stops_within_five_seconds(tmp_path, r
         ("reward_test_scorers:absent", "module reward_test_scorers has no function 'absent'"),
     ],
 )
-async def test_an_unknown_scorer_ends_the_service_at_once_with_a_sentence(tmp_path, redis_url, capsys, name, sentence):
+async def test_an_unknown_scorer_ends_the_service_at_once_with_a_sentence(tmp_path, redis_url, name, sentence):
     tree = config_tree(tmp_path, redis_url)
     tree["reward"]["scorers"] = [{"name": name}]
-    assert await serve(parse_config(tree)) == 2
-    assert sentence in capsys.readouterr().err
+    with structlog.testing.capture_logs() as lines:
+        assert await serve(parse_config(tree)) == 2
+    assert sentence in lines[-1]["reason"]
 
 
 def test_the_service_stops_although_redis_is_unreachable(tmp_path):
