@@ -1,6 +1,7 @@
 """gpu_check's weights from the trainer's memory: through the trainer's and the rollout's own code, gRPC included."""
 
 import asyncio
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
 
@@ -68,7 +69,7 @@ def _server(engine: Any, transfer: Transfer) -> Any:
     nothing: Any = SimpleNamespace(latest=lambda: None, paused=False)
     servicer = RolloutServicer(
         GroupSampler(engine, rollout_id="r", code="c", config="k"),
-        WeightFollower(engine, nothing, timeout_seconds=1),
+        WeightFollower(engine, nothing, timeout_seconds=1, directory=Path("weights")),
         nothing,
         limit=1,
         transfer=transfer,

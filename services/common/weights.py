@@ -35,6 +35,25 @@ def describe_weights(directory: Path, version: int) -> weights_pb2.WeightVersion
     )
 
 
+def check_location(weights: weights_pb2.WeightVersion, root: Path) -> None:
+    """Raises InvalidData ("weights_outside") unless the files lie in one directory below `root`, links followed. The
+    reason is the same whether or not anything else exists."""
+    try:
+        directory = Path(weights.path).resolve()
+        inside = root.resolve() in directory.parents and all(
+            (directory / file.name).resolve().parent == directory for file in weights.files
+        )
+    except (OSError, RuntimeError, ValueError):
+        # A loop of links, a name that no file can have.
+        inside = False
+    if not inside:
+        raise InvalidData(
+            "weights_outside",
+            f"weights.path is {weights.path[:200]!r}, expected a directory below {root} (run.directory, run.name) and "
+            "names of files in it",
+        )
+
+
 def verify_weights(weights: weights_pb2.WeightVersion) -> None:
     """Raises InvalidData ("weights_missing", "weights_corrupt") unless the files are those that were published."""
     for file in weights.files:

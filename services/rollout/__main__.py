@@ -69,7 +69,10 @@ class Rollout:
         streams = RunStreams(client, config.run.name, config.redis)
         self._sampler = GroupSampler(engine, rollout_id=rollout_id, code=code_version(), config=config_version(config))
         self._follower = WeightFollower(
-            engine, WeightFeed(client, config.run.name), timeout_seconds=config.rollout.load_timeout_seconds
+            engine,
+            WeightFeed(client, config.run.name),
+            timeout_seconds=config.rollout.load_timeout_seconds,
+            directory=config.run.path / "weights",
         )
         self._worker = PromptWorker(
             config,

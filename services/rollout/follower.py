@@ -3,13 +3,14 @@
 import asyncio
 import time
 from collections.abc import Coroutine
+from pathlib import Path
 from typing import Any
 
 from trivet.v1 import weights_pb2
 
-from services.common.errors import TrivetError
+from services.common.errors import InvalidData, TrivetError
 from services.common.logs import get_logger
-from services.common.weights import WeightFeed
+from services.common.weights import WeightFeed, check_location
 from services.rollout import metrics
 from services.rollout.delivery import Delivery
 from services.rollout.engine import Engine, LoadFailed
@@ -22,8 +23,9 @@ log = get_logger(__name__)
 class WeightFollower:
     """An announcement is settled once it was loaded, or its load failed, or a newer one was settled."""
 
-    def __init__(self, engine: Engine, feed: WeightFeed, *, timeout_seconds: float) -> None:
-        self._engine, self._feed, self._timeout = engine, feed, timeout_seconds
+    def __init__(self, engine: Engine, feed: WeightFeed, *, timeout_seconds: float, directory: Path) -> None:
+        """Nothing is read outside `directory`, the run's published weights, whoever names it."""
+        self._engine, self._feed, self._timeout, self._directory = engine, feed, timeout_seconds, directory.absolute()
         self._settled: str | None = None
         self._changed = asyncio.Condition()
         self._loading = asyncio.Lock()
@@ -51,7 +53,7 @@ class WeightFollower:
     async def receive(self, delivery: Delivery) -> float:
         """Seconds that it took. Raises LoadFailed."""
         async with self._loading:
-            seconds = await self._timed(delivery.begin.weights, self._engine.receive_weights(delivery))
+            seconds = await self._timed(delivery.begin.weights, self._receive(delivery))
             # What was announced by now is older.
             found = await asyncio.to_thread(self._feed.latest)
         if found is not None:
@@ -61,7 +63,23 @@ class WeightFollower:
     async def _load(self, weights: weights_pb2.WeightVersion) -> float:
         if _same(weights, self._engine.weights):
             return 0.0
-        return await self._timed(weights, self._engine.load_weights(weights))
+        return await self._timed(weights, self._load_files(weights))
+
+    async def _load_files(self, weights: weights_pb2.WeightVersion) -> None:
+        await self._check_location(weights)
+        await self._engine.load_weights(weights)
+
+    async def _receive(self, delivery: Delivery) -> None:
+        # The same version may be on disk, too, where a restarted engine would load it from.
+        if delivery.begin.weights.path:
+            await self._check_location(delivery.begin.weights)
+        await self._engine.receive_weights(delivery)
+
+    async def _check_location(self, weights: weights_pb2.WeightVersion) -> None:
+        try:
+            await asyncio.to_thread(check_location, weights, self._directory)
+        except InvalidData as error:
+            raise LoadFailed(error.code, str(error)) from error
 
     async def _timed(self, weights: weights_pb2.WeightVersion, change: Coroutine[Any, Any, None]) -> float:
         start = time.monotonic()

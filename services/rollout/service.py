@@ -13,9 +13,11 @@ from services.rollout.delivery import Delivery
 from services.rollout.engine import LoadFailed
 from services.rollout.follower import WeightFollower
 from services.rollout.sampler import GroupSampler
+from services.rollout.update import check_join
 from services.rollout.worker import PromptWorker
 
 GRPC_NAME = "trivet.v1.RolloutService"
+MAX_LOADS = 8
 
 Context = grpc.aio.ServicerContext
 
@@ -33,7 +35,7 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
         """`limit` bounds the groups that callers sample; `transfer` is how weights arrive."""
         self._sampler, self._follower, self._worker = sampler, follower, worker
         self._limit, self._transfer = limit, transfer
-        self._direct = 0
+        self._direct = self._loads = 0
 
     async def Generate(
         self,
@@ -66,10 +68,16 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
         if not request.weights.path or not request.weights.files:
             reason = "weights.path and weights.files are needed: without checksums nothing can be verified"
             await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, reason)
+        if self._loads >= MAX_LOADS:
+            reason = f"{self._loads} callers load weights, one after the other, at most {MAX_LOADS} may wait"
+            await _abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, reason)
+        self._loads += 1
         try:
             seconds = await self._follower.load(request.weights)
         except LoadFailed as error:
             await _abort(context, grpc.StatusCode.FAILED_PRECONDITION, f"{error.code}: {error}")
+        finally:
+            self._loads -= 1
         return rollout_pb2.LoadWeightsResponse(version=self._sampler.engine.weights.version, seconds=seconds)
 
     async def JoinTransfer(
@@ -82,7 +90,10 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
             reason = f"the group is for {backend}, this rollout's weights.transfer is {self._transfer}"
             await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, reason)
         try:
+            check_join(request)
             await self._sampler.engine.join_transfer(request)
+        except InvalidData as error:
+            await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, f"{error.code}: {error}")
         except LoadFailed as error:
             metrics.WEIGHTS_LOAD_FAILURES.labels(error.code).inc()
             await _abort(context, grpc.StatusCode.FAILED_PRECONDITION, f"{error.code}: {error}")

@@ -12,6 +12,10 @@ from services.rollout.layout import Layout
 
 # torch's names; the worker looks them up there.
 DTYPES = {"bfloat16", "float16", "float32", "float64", "int8", "uint8", "int32", "int64"}
+# Of ncclGetUniqueId.
+UNIQUE_ID_BYTES = 128
+# As much as weights.buffer_mib allows.
+MAX_BUFFER_BYTES = 4096 * 2**20
 
 
 class StaleCache(RuntimeError):
@@ -77,6 +81,26 @@ async def join(llm: Any, request: rollout_pb2.JoinTransferRequest) -> None:
     """Leaves the group before, and meets the others of the new one. Raises whatever vLLM raises."""
     await llm.collective_rpc("shutdown_weight_transfer_engine")
     await llm.collective_rpc("init_weight_transfer_engine", kwargs={"init_info": init_info(request)})
+
+
+def check_join(request: rollout_pb2.JoinTransferRequest) -> None:
+    """Raises InvalidData for a group that cannot come about: waiting for it would cost a restart of the engine."""
+    nccl = request.nccl
+    if not request.HasField("nccl"):
+        return
+    if len(nccl.unique_id) != UNIQUE_ID_BYTES:
+        raise InvalidData(
+            "transfer_group", f"nccl.unique_id has {len(nccl.unique_id)} bytes, expected {UNIQUE_ID_BYTES}"
+        )
+    if not 1 <= nccl.rank_offset < nccl.world_size:
+        raise InvalidData(
+            "transfer_group",
+            f"nccl.rank_offset is {nccl.rank_offset}, expected 1 to less than nccl.world_size ({nccl.world_size})",
+        )
+    if not 1 <= nccl.buffer_bytes <= MAX_BUFFER_BYTES:
+        raise InvalidData(
+            "transfer_group", f"nccl.buffer_bytes is {nccl.buffer_bytes}, expected 1 to {MAX_BUFFER_BYTES}"
+        )
 
 
 def init_info(request: rollout_pb2.JoinTransferRequest) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """A rollout's gRPC service around any engine, without streams."""
 
 import contextlib
+from pathlib import Path
 
 from trivet.v1 import rollout_pb2_grpc
 
@@ -25,7 +26,7 @@ async def serving(engine, transfer, token=None):
     """Yields the port."""
     servicer = RolloutServicer(
         GroupSampler(engine, rollout_id="r", code="c", config="k"),
-        WeightFollower(engine, NoFeed(), timeout_seconds=1),
+        WeightFollower(engine, NoFeed(), timeout_seconds=1, directory=Path("weights")),
         NoPrompts(),
         limit=1,
         transfer=transfer,

@@ -5,7 +5,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from services.common.errors import InvalidData
-from services.common.weights import WeightFeed, describe_weights, verify_weights
+from services.common.weights import WeightFeed, check_location, describe_weights, verify_weights
 
 
 @pytest.fixture
@@ -48,6 +48,60 @@ def test_damaged_files_are_named(directory, damage, code):
     with pytest.raises(InvalidData, match=r"model\.safetensors") as refusal:
         verify_weights(weights)
     assert refusal.value.code == code
+
+
+@pytest.fixture
+def published(tmp_path):
+    """Weights of a run, and a directory of the same content outside."""
+    for name in ("run/weights/v1", "outside"):
+        (tmp_path / name).mkdir(parents=True)
+        save_file({"w": np.zeros(2, dtype=np.float32)}, tmp_path / name / "model.safetensors")
+    return tmp_path
+
+
+def test_published_weights_are_in_their_place_also_through_a_linked_mount(published):
+    (published / "mount").symlink_to(published / "run")
+    for path in ("run/weights/v1", "mount/weights/v1", "run/../run/weights/v1"):
+        check_location(describe_weights(published / path, 1), published / "run/weights")
+        check_location(describe_weights(published / path, 1), published / "mount/weights")
+
+
+def link_of_a_directory(published, weights):
+    (published / "run/weights/v2").symlink_to(published / "outside")
+    weights.path = str(published / "run/weights/v2")
+
+
+def link_of_a_file(published, weights):
+    (published / "run/weights/v1/config.json").symlink_to(published / "outside/model.safetensors")
+    weights.files.add(name="config.json")
+
+
+def loop_of_links(published, weights):
+    (published / "run/weights/v2").symlink_to(published / "run/weights/v2")
+    weights.path = str(published / "run/weights/v2")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        link_of_a_directory,
+        link_of_a_file,
+        loop_of_links,
+        lambda published, weights: setattr(weights, "path", str(published / "outside")),
+        lambda published, weights: setattr(weights, "path", str(published / "run/weights/../../outside")),
+        lambda published, weights: setattr(weights, "path", str(published / "run/weights")),
+        lambda published, weights: setattr(weights, "path", "a\0b"),
+        lambda published, weights: weights.files.add(name="../../../outside/model.safetensors"),
+        lambda published, weights: weights.files.add(name=str(published / "outside/model.safetensors")),
+        lambda published, weights: weights.files.add(name=""),
+    ],
+)
+def test_what_lies_elsewhere_is_refused_whether_or_not_it_exists(published, change):
+    weights = describe_weights(published / "run/weights/v1", 1)
+    change(published, weights)
+    with pytest.raises(InvalidData, match="weights.path is .* expected a directory below .*run/weights") as refusal:
+        check_location(weights, published / "run/weights")
+    assert refusal.value.code == "weights_outside"
 
 
 def test_a_directory_without_weights_is_refused(tmp_path):

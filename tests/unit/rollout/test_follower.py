@@ -1,4 +1,5 @@
 import asyncio
+from pathlib import Path
 
 import pytest
 from rollout_fakes import FakeEngine
@@ -28,7 +29,7 @@ def engine():
 
 @pytest.fixture
 def follower(engine, feed):
-    return WeightFollower(engine, feed, timeout_seconds=10)
+    return WeightFollower(engine, feed, timeout_seconds=10, directory=Path("/w"))
 
 
 @pytest.fixture
@@ -88,7 +89,7 @@ async def test_a_failed_load_keeps_the_old_version_says_so_and_lets_prompts_go_o
 
 
 async def test_waiting_is_bounded(engine, feed):
-    slow = WeightFollower(engine, feed, timeout_seconds=0.05)
+    slow = WeightFollower(engine, feed, timeout_seconds=0.05, directory=Path("/w"))
     feed.announce(version(1))
     # Nobody runs the follower, so that the announcement never settles.
     await asyncio.wait_for(slow.wait_for(1), 5)

@@ -1,4 +1,5 @@
 import asyncio
+from pathlib import Path
 
 import grpc
 import numpy as np
@@ -9,6 +10,7 @@ from trivet.v1 import rollout_pb2, rollout_pb2_grpc, weights_pb2
 from services.common.config import ServerConfig
 from services.common.replay import decode_replay
 from services.common.server import ServiceServer
+from services.rollout import service
 from services.rollout.engine import EngineFailed, LoadFailed
 from services.rollout.follower import WeightFollower
 from services.rollout.sampler import GroupSampler
@@ -45,7 +47,7 @@ def engine():
 @pytest.fixture
 async def stub(engine):
     sampler = GroupSampler(engine, rollout_id="r1", code="c", config="k")
-    follower = WeightFollower(engine, NoFeed(), timeout_seconds=1)
+    follower = WeightFollower(engine, NoFeed(), timeout_seconds=1, directory=Path("/w"))
     servicer = RolloutServicer(sampler, follower, PausableWorker(), limit=1, transfer="nccl")
     server = ServiceServer(
         ServerConfig(),
@@ -117,6 +119,47 @@ async def test_weights_without_checksums_are_refused(stub, engine):
     assert engine.loaded == []
 
 
+@pytest.mark.parametrize("path", ["/etc", "/w", "/w/../etc", "/nowhere", "/w/3/../..", "relative"])
+async def test_only_the_runs_own_weights_are_looked_at(stub, engine, path):
+    outside = weights_pb2.WeightVersion(version=3, path=path, files=[weights_pb2.WeightFile(name="passwd", size=1)])
+    code, details = await refusal(stub.LoadWeights(rollout_pb2.LoadWeightsRequest(weights=outside)))
+    assert code == grpc.StatusCode.FAILED_PRECONDITION
+    # Neither a size, nor a checksum, nor whether it exists.
+    assert details == (
+        f"weights_outside: weights.path is {path!r}, expected a directory below /w (run.directory, run.name) and names "
+        "of files in it"
+    )
+    assert engine.loaded == []
+
+
+async def test_an_update_from_memory_does_not_name_files_outside_either(stub, engine):
+    outside = weights_pb2.WeightVersion(version=9, fingerprint="nine", path="/etc")
+    begin = rollout_pb2.TransferBegin(group="g1", weights=outside, tensors=TENSORS)
+    call = stub.UpdateWeights()
+    await call.write(rollout_pb2.UpdateWeightsRequest(begin=begin))
+    with pytest.raises(grpc.aio.AioRpcError, match="weights_outside"):
+        await call.read()
+    assert engine.weights.version == 0
+
+
+async def test_callers_that_load_weights_are_bounded(stub, engine, monkeypatch):
+    monkeypatch.setattr(service, "MAX_LOADS", 1)
+    entered, gate = asyncio.Event(), asyncio.Event()
+
+    async def slow(weights):
+        entered.set()
+        await gate.wait()
+        engine.weights = weights
+
+    monkeypatch.setattr(engine, "load_weights", slow)
+    first = asyncio.ensure_future(stub.LoadWeights(rollout_pb2.LoadWeightsRequest(weights=WEIGHTS)))
+    await asyncio.wait_for(entered.wait(), 10)
+    code, _ = await refusal(stub.LoadWeights(rollout_pb2.LoadWeightsRequest(weights=WEIGHTS)))
+    assert code == grpc.StatusCode.RESOURCE_EXHAUSTED
+    gate.set()
+    assert (await first).version == 3
+
+
 async def test_pause_resume_and_status(stub):
     await stub.Generate(rollout_pb2.GenerateRequest(prompt=make_prompt()))
     await stub.Pause(rollout_pb2.RolloutServicePauseRequest())
@@ -128,7 +171,9 @@ async def test_pause_resume_and_status(stub):
     assert not (await stub.GetStatus(rollout_pb2.RolloutServiceGetStatusRequest())).paused
 
 
-JOIN = rollout_pb2.JoinTransferRequest(group="g1", nccl=rollout_pb2.NcclTransfer(unique_id=b"u" * 128, world_size=2))
+JOIN = rollout_pb2.JoinTransferRequest(
+    group="g1", nccl=rollout_pb2.NcclTransfer(unique_id=b"u" * 128, world_size=2, rank_offset=1, buffer_bytes=2**20)
+)
 MEMORY = weights_pb2.WeightVersion(version=9, fingerprint="nine")
 TENSORS = [weights_pb2.TensorDescription(name=name, dtype="float32", shape=[2]) for name in "ab"]
 BEGIN = rollout_pb2.UpdateWeightsRequest(begin=rollout_pb2.TransferBegin(group="g1", weights=MEMORY, tensors=TENSORS))
@@ -146,6 +191,26 @@ async def test_a_group_is_joined(stub, engine):
 async def test_a_group_of_another_kind_is_refused(stub, engine):
     with pytest.raises(grpc.aio.AioRpcError, match=r"for ipc, this rollout's weights\.transfer is nccl") as refusal:
         await stub.JoinTransfer(rollout_pb2.JoinTransferRequest(group="g1", ipc=rollout_pb2.IpcTransfer()))
+    assert refusal.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert engine.groups == []
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"unique_id": b"u"}, "unique_id has 1 bytes, expected 128"),
+        ({"rank_offset": 0}, "rank_offset is 0, expected 1 to less than nccl.world_size .2"),
+        ({"rank_offset": 2}, "rank_offset is 2"),
+        ({"buffer_bytes": 2**60}, "buffer_bytes is 1152921504606846976, expected 1 to 4294967296"),
+    ],
+)
+async def test_a_group_that_cannot_come_about_is_refused(stub, engine, change, reason):
+    request = rollout_pb2.JoinTransferRequest()
+    request.CopyFrom(JOIN)
+    for name, value in change.items():
+        setattr(request.nccl, name, value)
+    with pytest.raises(grpc.aio.AioRpcError, match=reason) as refusal:
+        await stub.JoinTransfer(request)
     assert refusal.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert engine.groups == []
 

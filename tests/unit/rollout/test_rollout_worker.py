@@ -1,5 +1,6 @@
 import asyncio
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -42,7 +43,7 @@ class System:
         self.dead = DeadLetters(client, run)
         self.feed = WeightFeed(client, run)
         self.blobs = open_blobs(self.config.blobs, client, run)
-        self.follower = WeightFollower(self.engine, self.feed, timeout_seconds=10)
+        self.follower = WeightFollower(self.engine, self.feed, timeout_seconds=10, directory=Path("/w"))
         self.sampler = GroupSampler(self.engine, rollout_id="r1", code="c", config="k")
         self.worker = PromptWorker(
             self.config,
