@@ -30,6 +30,7 @@ from services.trainer.loop import Lead, Machinery, TrainingLoop
 from services.trainer.observation import observe_start
 from services.trainer.pair_feed import PairFeed
 from services.trainer.preference_data import load_preferences
+from services.trainer.pretrained import weights_fingerprint
 from services.trainer.publication import Publisher, Release
 from services.trainer.recording import Recorder
 from services.trainer.reference import open_reference
@@ -78,6 +79,7 @@ def _run(config: Config) -> bool:
             checkpoints=Checkpoints(config.run.path / "checkpoints", config.trainer.keep_checkpoints),
             recorder=Recorder(config, engine),
             model=model_identity(config.model.path),
+            settings=fixed_settings(config),
             source=open_source(config, engine),
         )
     try:
@@ -140,7 +142,7 @@ def _sampled(config: Config, machinery: Machinery, status: Status, controls: Con
     data = load_prompts(config.data, _tokenizer(config), config.run.seed)
     _tell_dropped(data.dropped)
     rounds = config.algorithm.dynamic_sampling_rounds if configured_algorithm(config).dynamic_sampling else 0
-    conductor = Conductor(config, data, client, status, controls, _replay_check(config, machinery.engine), rounds)
+    conductor = Conductor(config, data, client, status, controls, _replay_check(machinery.engine), rounds)
     publisher = Publisher(config.run.path / "weights", WeightFeed(client, config.run.name), config.trainer.keep_weights)
     transfer = open_transfer(config, client, machinery.source, machinery.engine.device)
     return Lead(conductor, Records(config.run.path), Release(publisher, config.weights, transfer))
@@ -164,7 +166,7 @@ def _tell_dropped(rows: int) -> None:
         log.warning("rows left out: too long, or held out for validation", rows=rows)
 
 
-def _replay_check(config: Config, engine: TrainEngine) -> Callable[[Arrival], None]:
+def _replay_check(engine: TrainEngine) -> Callable[[Arrival], None]:
     """An arrival is checked by the code that later trains on it."""
 
     def check(arrival: Arrival) -> None:
@@ -175,10 +177,18 @@ def _replay_check(config: Config, engine: TrainEngine) -> Callable[[Arrival], No
             engine.facts,
             rewards=nothing,
             advantages=nothing,
-            candidates_expected=config.sampling.truncates,
         )
 
     return check
+
+
+def fixed_settings(config: Config) -> dict[str, str]:
+    """What a resumed run must have in common with its checkpoint; checkpoint.FIXED says why."""
+    return {
+        "run.seed": str(config.run.seed),
+        "data.shuffle": str(config.data.shuffle),
+        "model.path": weights_fingerprint(config.model.path),
+    }
 
 
 def model_identity(path: str) -> str:

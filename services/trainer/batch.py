@@ -23,6 +23,5 @@ def batch_samples(order: step_pb2.StepOrder, config: Config, facts: ModelFacts) 
             facts,
             rewards=reward,
             advantages=advantage,
-            candidates_expected=config.sampling.truncates,
         )
     return samples

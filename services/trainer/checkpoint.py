@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,12 @@ STATE_FILE = "trainer.json"
 ENGINE_DIRECTORY = "engine"
 POLICY_DIRECTORY = "policy"
 NAME = re.compile(r"step-\d{6,}")
+# Keys that cannot change while a run goes on, and why.
+FIXED = {
+    "run.seed": "it orders the rows, and the prompt cursor would point at others",
+    "data.shuffle": "it orders the rows, and the prompt cursor would point at others",
+    "model.path": "the run began from other weights, which are also the reference unless reference.path names one",
+}
 REPLACED, DAMAGED = "replaced-", "damaged-"
 
 
@@ -39,6 +45,8 @@ class TrainerState:
     world_size: int
     ledger: dict[str, Any]
     saved_at: float
+    # By key: what must not change while the run goes on. A checkpoint from before a key was written has none.
+    settings: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -143,31 +151,37 @@ def read_checkpoint(path: str | Path) -> SavedCheckpoint:
     file = Path(path) / STATE_FILE
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
+        digest, found = content.pop("digest", None), _digest(content)
         sums = content.pop("sums", None)
-        digest = content.pop("digest", None)
         state = TrainerState(**content)
     except (OSError, TypeError, ValueError, AttributeError) as error:
         raise InvalidData("checkpoint_corrupt", f"{file} is not a trainer state ({error})") from error
-    if digest is not None and digest != _state_digest(state, sums):
+    if digest not in {None, found}:
         raise InvalidData("checkpoint_corrupt", f"{file} is damaged: its digest is not {digest}")
     return SavedCheckpoint(Path(path), state, sums)
 
 
 def _write_state(path: Path, state: TrainerState, sums: Mapping[str, str] | None) -> None:
-    content = {**asdict(state), "sums": sums, "digest": _state_digest(state, sums)}
+    content = {**asdict(state), "sums": sums}
+    content["digest"] = _digest(content)
     with path.open("w", encoding="utf-8") as file:
         json.dump(content, file, indent=1)
         file.flush()
         os.fsync(file.fileno())
 
 
-def _state_digest(state: TrainerState, sums: Mapping[str, str] | None) -> str:
-    return xxhash.xxh3_128_hexdigest(json.dumps([asdict(state), sums], sort_keys=True).encode())
+def _digest(content: Mapping[str, Any]) -> str:
+    return xxhash.xxh3_128_hexdigest(json.dumps(content, sort_keys=True).encode())
 
 
-def check_resumable(saved: SavedCheckpoint, *, model: str, data: str, world_size: int) -> None:
-    """Raises InvalidData for a checkpoint of another model or other data. Any number of ranks may resume it."""
-    for field, found, expected, remedy in (
+def check_resumable(
+    saved: SavedCheckpoint, *, model: str, data: str, world_size: int, settings: Mapping[str, str]
+) -> None:
+    """Raises InvalidData for a checkpoint of another model, other data or another of the settings that cannot change.
+
+    Any number of ranks may resume it.
+    """
+    for name, found, expected, remedy in (
         (
             "model",
             saved.state.model,
@@ -178,7 +192,15 @@ def check_resumable(saved: SavedCheckpoint, *, model: str, data: str, world_size
     ):
         if found != expected:
             raise InvalidData(
-                "checkpoint_mismatch", f"checkpoint {saved.path} has {field} {found}, expected {expected}: {remedy}"
+                "checkpoint_mismatch", f"checkpoint {saved.path} has {name} {found}, expected {expected}: {remedy}"
+            )
+    for key, expected in settings.items():
+        found = saved.state.settings.get(key, expected)
+        if found != expected:
+            raise InvalidData(
+                "checkpoint_mismatch",
+                f"{key} is {expected}, expected {found} as in checkpoint {saved.path}: {FIXED[key]}, so give it the "
+                "old value, or run.name a new one",
             )
     if saved.state.world_size != world_size:
         log.info("checkpoint of another number of ranks", saved=saved.state.world_size, now=world_size)

@@ -71,7 +71,6 @@ def training_samples(
     *,
     rewards: Sequence[float],
     advantages: Sequence[float],
-    candidates_expected: bool,
 ) -> list[TrainSample]:
     """`replays`, `rewards` and `advantages` stand in the order of the samples.
 
@@ -94,7 +93,7 @@ def training_samples(
         if not facts.moe_layers:
             # Recorded from a router that the trainer does not replay.
             replay = replace(replay, routing=None)
-        _check_complete(sample.sample_id, replay, facts, candidates_expected)
+        _check_complete(sample.sample_id, replay, facts, candidates_expected=_truncates(group.prompt.sampling))
         check_model_bounds(
             replay,
             moe_layers=facts.moe_layers,
@@ -114,6 +113,7 @@ def training_samples(
                 reward=reward,
                 temperature=group.prompt.sampling.temperature,
                 truncated=sample.finish_reason == sample_pb2.FINISH_REASON_LENGTH,
+                max_tokens=group.prompt.sampling.max_tokens,
             )
         )
     return samples
@@ -146,7 +146,12 @@ def given_answers(scored: sample_pb2.ScoredGroup, facts: ModelFacts) -> list[Tra
     return samples
 
 
-def _check_complete(sample_id: str, replay: Replay, facts: ModelFacts, candidates_expected: bool) -> None:
+def _truncates(sampling: sample_pb2.SamplingParameters) -> bool:
+    """As the sample was drawn: the configuration may have changed since."""
+    return sampling.top_k > 0 or 0 < sampling.top_p < 1
+
+
+def _check_complete(sample_id: str, replay: Replay, facts: ModelFacts, *, candidates_expected: bool) -> None:
     if facts.moe_layers and replay.routing is None:
         raise InvalidData(
             "routing_missing", f"replay of {sample_id} has no routing, expected it for {facts.moe_layers} layers"

@@ -77,6 +77,8 @@ class Intake:
         self._reissue, self._max_lost = reissue, max_lost
         self._max_filtered, self._filtered = max_filtered, 0
         self._lost_in_a_row = 0
+        # Under way since before the start, and so perhaps under another configuration.
+        self._inherited: set[int] = set()
         self._ready: list[Arrival] = []
         self._trained: list[Trained] = []
         self.evaluation: Evaluation | None = None
@@ -86,7 +88,12 @@ class Intake:
         return len(self._ready)
 
     def recover(self) -> None:
-        """Takes up what was read before a restart and is not held by a checkpoint."""
+        """Takes up what was read before a restart and is not held by a checkpoint.
+
+        What was under way then is issued again where it is refused: nothing is wrong with its prompt when, say, the
+        limit of a sample's length or the range of rewards has changed.
+        """
+        self._inherited = self._ledger.outstanding.keys() | self._ledger.withheld.keys()
         for entry in self._stream.recover():
             self._accept(entry)
 
@@ -173,9 +180,8 @@ class Intake:
                 self._check(arrival)
         except InvalidData as error:
             log.warning("group refused", group=entry.message.group.prompt.group_id, code=error.code, reason=str(error))
-            if error.code in REISSUED_CODES and self._ledger.outstanding[issue] < MAX_REISSUES:
-                metrics.GROUPS_REISSUED.labels(error.code).inc()
-                self._reissue(issue)
+            tried = self._ledger.outstanding[issue] >= MAX_REISSUES
+            if self._sampled_again(issue, error.code, error.code in REISSUED_CODES and not tried):
                 self._stream.ack([entry.id])
             else:
                 self._stream.dead_letter(entry, error)
@@ -185,6 +191,15 @@ class Intake:
             self._filter(entry, issue)
         else:
             self._ready.append(arrival)
+
+    def _sampled_again(self, issue: int, code: str, may_be: bool = False) -> bool:
+        """Issued again once if it was under way before the start, else where it `may_be`."""
+        if issue not in self._inherited and not may_be:
+            return False
+        self._inherited.discard(issue)
+        metrics.GROUPS_REISSUED.labels(code).inc()
+        self._reissue(issue)
+        return True
 
     def _fetch(self, scored: sample_pb2.ScoredGroup) -> tuple[bytes, ...]:
         return tuple(self._blobs.get(blob) for blob in _blobs(scored))
@@ -206,6 +221,8 @@ class Intake:
         log.warning("dead letter", stream=letter.stream, group=letter.group_id, code=letter.code, reason=letter.reason)
         issue = self._issue_of(letter.group_id)
         if issue is not None and self._ledger.is_outstanding(issue) and issue not in self.held_issues():
+            if self._sampled_again(issue, letter.code):
+                return
             metrics.GROUPS_LOST.labels(letter.code).inc()
             self._ledger.lose(issue)
             self._lost_in_a_row += 1

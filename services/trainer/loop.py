@@ -41,13 +41,14 @@ log = get_logger(__name__)
 
 @dataclass(frozen=True)
 class Machinery:
-    """What every rank has. `model` is the digest of the architecture."""
+    """What every rank has. `model` is the digest of the architecture, `settings` are those that must not change."""
 
     engine: TrainEngine
     updater: Updater | PreferenceUpdater
     checkpoints: Checkpoints
     recorder: Recorder
     model: str
+    settings: dict[str, str]
     # None where every version goes to disk.
     source: WeightSource | None = None
 
@@ -68,7 +69,7 @@ class TrainingLoop:
         """`lead` is rank 0's, None elsewhere."""
         self._config, self._lead = config, lead
         self._engine, self._updater, self._checkpoints = machinery.engine, machinery.updater, machinery.checkpoints
-        self._recorder, self._model = machinery.recorder, machinery.model
+        self._recorder, self._model, self._settings = machinery.recorder, machinery.model, machinery.settings
         self._publication = Publication(machinery.engine, machinery.source, lead.release if lead else None)
         self._step = 0
         self._phases: dict[str, float] = {}
@@ -122,7 +123,9 @@ class TrainingLoop:
 
     def _check_resumable(self, saved: SavedCheckpoint) -> None:
         data = self._lead.source.data_version if self._lead else saved.state.data
-        check_resumable(saved, model=self._model, data=data, world_size=self._engine.world_size)
+        check_resumable(
+            saved, model=self._model, data=data, world_size=self._engine.world_size, settings=self._settings
+        )
 
     def _check_lease(self) -> None:
         """Before anything is taken or written. Raises TrivetError when another trainer has the run."""
@@ -221,6 +224,7 @@ class TrainingLoop:
             world_size=self._engine.world_size,
             ledger=source.dump(),
             saved_at=time.time(),
+            settings=self._settings,
         )
         saved = self._checkpoints.commit(self._step, state, sums)
         source.commit()

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+import xxhash
 
 from services.common.errors import InvalidData
 from services.trainer.logprobs import LogitRule
@@ -17,6 +18,7 @@ Attention = Literal["auto", "sdpa", "eager", "varlen", "flash_attention_2"]
 FLASH = ("varlen", "flash_attention_2")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 CHECKPOINT_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
+ENDS_BYTES = 2**20
 # A policy is a function of its tokens: whatever is random in training is off.
 _RANDOM_SUFFIXES = ("dropout", "dropout_prob", "_pdrop", "jitter_noise", "jitter_eps")
 
@@ -84,6 +86,19 @@ def _implementation(attention: Attention) -> str:
         return attention
     register_varlen_attention()
     return NAME
+
+
+def weights_fingerprint(path: str) -> str:
+    """Of the size of each file of weights and of the bytes at its ends: no two trainings share them."""
+    digest = xxhash.xxh3_64()
+    for file in sorted(model_directory(path).glob("*.safetensors")):
+        size = file.stat().st_size
+        digest.update(f"{file.name} {size}\n".encode())
+        with file.open("rb") as content:
+            digest.update(content.read(ENDS_BYTES))
+            content.seek(max(0, size - ENDS_BYTES))
+            digest.update(content.read(ENDS_BYTES))
+    return digest.hexdigest()
 
 
 def model_directory(path: str) -> Path:

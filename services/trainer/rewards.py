@@ -19,7 +19,9 @@ def shaped_rewards(groups: Sequence[sample_pb2.ScoredGroup], config: Config) -> 
     shaped = []
     for scored, given in zip(groups, rewards, strict=True):
         lengths = torch.tensor([len(sample.token_ids) for sample in scored.group.samples])
-        penalty = overlong_penalty(lengths, config.sampling.max_tokens, buffer).tolist()
+        # As the group was sampled: sampling.max_tokens may have changed since.
+        limit = scored.group.prompt.sampling.max_tokens
+        penalty = overlong_penalty(lengths, limit, min(buffer, limit)).tolist()
         shaped.append([reward + paid for reward, paid in zip(given, penalty, strict=True)])
     return shaped
 

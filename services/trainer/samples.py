@@ -29,6 +29,8 @@ class TrainSample:
     group_id: str = ""
     # Cut off at max_tokens.
     truncated: bool = False
+    # What it might have had, as its prompt was issued; 0 where nobody sampled it.
+    max_tokens: int = 0
 
     def __post_init__(self) -> None:
         if len(self.prompt_token_ids) == 0 or len(self.token_ids) == 0:

@@ -67,7 +67,8 @@ class Updater:
                     kept=kept[torch.tensor(micro.plan.indices, device=kept.device)],
                     total_tokens=tokens,
                     total_sequences=len(samples),
-                    max_length=self._config.sampling.max_tokens,
+                    # As they were sampled; one constant for all where sampling.max_tokens changed meanwhile.
+                    max_length=max(sample.max_tokens for sample in samples),
                     truncated=batch.truncated if self._config.algorithm.mask_truncated else None,
                     steps_applied=self._engine.steps_applied,
                     entropies=output.entropies if rewards_entropy else None,

@@ -54,7 +54,7 @@ def audit(config: Config, client: RolloutClient, samples: int) -> AuditReport:
     find_weights(config, status.version, status.fingerprint)
     sampled, path, policy = _sample_and_load(config, client, audit_prompts(config, _data(config), samples))
     engine = PolicyEngine(policy, plain_device(config))
-    usable, refused = usable_samples(sampled.responses, engine.facts, candidates_expected=config.sampling.truncates)
+    usable, refused = usable_samples(sampled.responses, engine.facts)
     if not usable:
         raise InvalidData(
             "nothing_usable", f"every group is refused, the first with {refused[0].code}: {refused[0].reason}"

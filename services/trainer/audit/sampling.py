@@ -130,7 +130,7 @@ def _weights(response: rollout_pb2.GenerateResponse) -> tuple[int, str] | None:
 
 
 def usable_samples(
-    responses: Sequence[rollout_pb2.GenerateResponse], facts: ModelFacts, *, candidates_expected: bool
+    responses: Sequence[rollout_pb2.GenerateResponse], facts: ModelFacts
 ) -> tuple[list[TrainSample], list[Refusal]]:
     """The groups as the trainer would take them in, and those that it would refuse."""
     samples: list[TrainSample] = []
@@ -147,7 +147,6 @@ def usable_samples(
                 facts,
                 rewards=nothing,
                 advantages=nothing,
-                candidates_expected=candidates_expected,
             )
         except InvalidData as error:
             refused.append(Refusal(group_id=group.prompt.group_id, code=error.code, reason=str(error)))

@@ -137,6 +137,10 @@ def make_model(family: str, *, dtype: torch.dtype = torch.float32, **overrides: 
     return model.train()
 
 
+# As plain_engine's configuration has it.
+MAX_TOKENS = 8
+
+
 def make_samples(
     lengths: list[tuple[int, int]],
     *,
@@ -163,6 +167,7 @@ def make_samples(
                 replay=Replay(recorded, candidate_sets(tokens, candidates, random) if candidates else None),
                 advantage=float(random.normal()),
                 temperature=0.7,
+                max_tokens=max(MAX_TOKENS, *(longest for _, longest in lengths)),
             )
         )
     return samples

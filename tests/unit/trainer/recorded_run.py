@@ -83,7 +83,7 @@ def make_order(step: int, rewards: list[float] | None = None) -> step_pb2.StepOr
         prompt = scored.group.prompt
         prompt.group_id, prompt.group_size = f"step{step}-{number}", GROUP_SIZE
         prompt.token_ids.extend(torch.randint(3, 96, (3,), generator=generator).tolist())
-        prompt.sampling.temperature = 1.0
+        prompt.sampling.temperature, prompt.sampling.max_tokens = 1.0, 8
         for index in range(GROUP_SIZE):
             tokens = torch.randint(3, 96, (2 + index,), generator=generator).tolist()
             sample = sample_pb2.Sample(

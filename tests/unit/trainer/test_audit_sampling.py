@@ -129,7 +129,7 @@ def test_a_wrong_token_is_refused_with_the_rollouts_words(serve, token) -> None:
 
 
 def test_samples_become_what_the_trainer_trains_on() -> None:
-    samples, refused = usable_samples([response(prompt(), 1, "one")], FACTS, candidates_expected=True)
+    samples, refused = usable_samples([response(prompt(), 1, "one")], FACTS)
     assert not refused
     assert [found.sample_id for found in samples] == ["audit-0/0/0", "audit-0/0/1"]
     assert samples[0].replay.routing.shape == (4, 2, 2)
@@ -142,7 +142,7 @@ def test_samples_become_what_the_trainer_trains_on() -> None:
 )
 def test_what_the_trainer_would_refuse_is_reported_and_the_rest_used(broken, code) -> None:
     responses = [response(prompt(0), 1, "one", **broken), response(prompt(1), 1, "one")]
-    samples, refused = usable_samples(responses, FACTS, candidates_expected=True)
+    samples, refused = usable_samples(responses, FACTS)
     assert [found.sample_id for found in samples] == ["audit-1/0/0", "audit-1/0/1"]
     assert [(found.group_id, found.code) for found in refused] == [("audit-0", code)]
 

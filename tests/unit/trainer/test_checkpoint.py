@@ -1,11 +1,18 @@
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
 from services.common.errors import InvalidData
-from services.trainer.checkpoint import Checkpoints, TrainerState, check_resumable, read_checkpoint
+from services.trainer.checkpoint import (
+    FIXED,
+    Checkpoints,
+    SavedCheckpoint,
+    TrainerState,
+    check_resumable,
+    read_checkpoint,
+)
 
 
 def state(step: int) -> TrainerState:
@@ -115,7 +122,7 @@ def test_a_state_with_another_number_in_it_is_damaged(tmp_path):
 @pytest.mark.parametrize("field", ["model", "data"])
 def test_another_runs_checkpoint_is_refused_with_a_remedy(tmp_path, field):
     saved = save(Checkpoints(tmp_path, keep=2), 2)
-    fitting = {"model": "m", "data": "d", "world_size": 1}
+    fitting = {"model": "m", "data": "d", "world_size": 1, "settings": {}}
     check_resumable(saved, **fitting)
     with pytest.raises(InvalidData, match=f"has {field} .*, expected other: "):
         check_resumable(saved, **{**fitting, field: "other"})
@@ -123,4 +130,18 @@ def test_another_runs_checkpoint_is_refused_with_a_remedy(tmp_path, field):
 
 def test_another_number_of_ranks_may_resume(tmp_path):
     saved = save(Checkpoints(tmp_path, keep=2), 2)
-    check_resumable(saved, model="m", data="d", world_size=saved.state.world_size + 1)
+    check_resumable(saved, model="m", data="d", world_size=saved.state.world_size + 1, settings={})
+
+
+@pytest.mark.parametrize("key", list(FIXED))
+def test_a_setting_that_cannot_change_is_refused_by_name(tmp_path, key):
+    saved = SavedCheckpoint(tmp_path, replace(state(2), settings={**dict.fromkeys(FIXED, "0"), key: "7"}))
+    fitting = {"model": "m", "data": "d", "world_size": 1}
+    check_resumable(saved, **fitting, settings=saved.state.settings)
+    with pytest.raises(InvalidData, match=rf"^{key} is 0, expected 7 as in checkpoint .*: .* run.name a new one"):
+        check_resumable(saved, **fitting, settings=dict.fromkeys(FIXED, "0"))
+
+
+def test_a_checkpoint_from_before_a_setting_was_kept_is_taken(tmp_path):
+    saved = save(Checkpoints(tmp_path, keep=2), 2)
+    check_resumable(saved, model="m", data="d", world_size=1, settings=dict.fromkeys(FIXED, "0"))

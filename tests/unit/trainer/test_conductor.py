@@ -97,7 +97,7 @@ def trained(order: step_pb2.StepOrder) -> list[int]:
 
 
 def state(made: Conductor, step: int = 0) -> TrainerState:
-    return TrainerState(step, made.history, "m", "d", "c", 1, made.ledger.dump(), 0.0)
+    return TrainerState(step, made.history, "m", "d", "c", 1, made.dump(), 0.0)
 
 
 def test_issues_within_the_bound_and_trains_each_group_once(config, redis_client, play):

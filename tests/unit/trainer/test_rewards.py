@@ -22,7 +22,10 @@ def config(**algorithm):
 def group(*samples: tuple[int, float]) -> sample_pb2.ScoredGroup:
     """Each sample is a length and a reward."""
     return sample_pb2.ScoredGroup(
-        group=sample_pb2.Group(samples=[sample_pb2.Sample(token_ids=[1] * length) for length, _ in samples]),
+        group=sample_pb2.Group(
+            prompt=sample_pb2.Prompt(sampling=sample_pb2.SamplingParameters(max_tokens=10)),
+            samples=[sample_pb2.Sample(token_ids=[1] * length) for length, _ in samples],
+        ),
         scores=[sample_pb2.Score(reward=reward) for _, reward in samples],
     )
 
@@ -34,6 +37,13 @@ def test_without_a_buffer_rewards_stay():
 def test_answers_in_the_overlong_buffer_pay():
     shaped = shaped_rewards([group((6, 1.0), (8, 1.0), (10, 1.0)), group((9, 0.0))], config(overlong_buffer=4))
     np.testing.assert_allclose(np.concatenate(shaped), [1.0, 0.5, 0.0, -0.75], rtol=1e-12)
+
+
+@pytest.mark.parametrize(("limit", "expected"), [(8, [1.0, 0.5, 0.0]), (3, [0.0, 0.0, 0.0])])
+def test_answers_pay_by_the_limit_that_they_were_sampled_under(limit, expected):
+    scored = group((4, 1.0), (6, 1.0), (8, 1.0))
+    scored.group.prompt.sampling.max_tokens = limit
+    assert shaped_rewards([scored], config(overlong_buffer=4)) == [expected]
 
 
 def test_advantages_are_relative_to_the_group_and_keep_its_order():
