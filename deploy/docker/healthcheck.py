@@ -10,7 +10,7 @@ TIMEOUT_SECONDS = 8.0
 def main() -> int:
     port = int(sys.argv[1]) if len(sys.argv) > 1 else 8080
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=TIMEOUT_SECONDS) as answer:
+        with urllib.request.urlopen(f"http://localhost:{port}/readyz", timeout=TIMEOUT_SECONDS) as answer:
             return 0 if answer.status == 200 else 1
     except urllib.error.HTTPError as error:
         print(error.read().decode(errors="replace"), file=sys.stderr)  # noqa: T201

@@ -10,6 +10,7 @@ import redis
 from trivet.v1 import rollout_pb2, rollout_pb2_grpc, trainer_pb2, trainer_pb2_grpc
 
 from services.cli.supervisor import Supervisor
+from services.common.addresses import from_this_machine, host_and_port
 from services.common.config import Config, ServerConfig
 
 TIMEOUT_SECONDS = 1.0
@@ -31,7 +32,11 @@ class Observer:
         self._redis, self._run = supervisor.redis.client() if supervisor.redis else None, config.run.name
         self._trainer_token = _authorization(config.trainer.server)
         self._rollout_token = _authorization(config.rollout.server)
-        channels = {name: grpc.insecure_channel(f"127.0.0.1:{port}") for name, port in supervisor.grpc_ports.items()}
+        servers = {"trainer": config.trainer.server, "rollout": config.rollout.server, "reward": config.reward.server}
+        channels = {
+            name: grpc.insecure_channel(host_and_port(from_this_machine(servers[name.split("-")[0]].host), port))
+            for name, port in supervisor.grpc_ports.items()
+        }
         self._trainer = trainer_pb2_grpc.TrainerServiceStub(channels["trainer"])
         self._rollouts = {
             name: rollout_pb2_grpc.RolloutServiceStub(channel)

@@ -2,7 +2,6 @@
 
 import asyncio
 import hmac
-import socket
 import threading
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -15,6 +14,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from prometheus_client import CONTENT_TYPE_LATEST
 
+from services.common.addresses import host_and_port, listen
 from services.common.config import ServerConfig
 from services.common.exposition import EXPOSITION
 
@@ -46,6 +46,8 @@ class ServiceServer:
             options=[
                 ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
                 ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+                # Without it two services on one port share their callers in silence.
+                ("grpc.so_reuseport", 0),
             ],
         )
         self._register(self._grpc)
@@ -53,17 +55,23 @@ class ServiceServer:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._grpc)
         names = (self._grpc_name, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._grpc)
+        host, port = self._config.host, self._config.grpc_port
         try:
-            self.grpc_port = self._grpc.add_insecure_port(f"{self._config.host}:{self._config.grpc_port}")
+            self.grpc_port = self._grpc.add_insecure_port(host_and_port(host, port))
         except RuntimeError as error:
-            raise OSError(f"gRPC cannot listen on {self._config.host}:{self._config.grpc_port} ({error})") from error
+            raise OSError(f"gRPC cannot listen on {host_and_port(host, port)} (server.grpc_port): {error}") from error
         await self._grpc.start()
-        self._socket = socket.create_server((self._config.host, self._config.http_port))
-        self.http_port = self._socket.getsockname()[1]
+        try:
+            self._sockets = listen(host, self._config.http_port)
+        except OSError as error:
+            await self._grpc.stop(0)
+            where = host_and_port(host, self._config.http_port)
+            raise OSError(f"HTTP cannot listen on {where} (server.http_port): {error}") from error
+        self.http_port = self._sockets[0].getsockname()[1]
         self._uvicorn = uvicorn.Server(uvicorn.Config(self.http, log_config=None, access_log=False, lifespan="off"))
         # The process decides about signals, not one of its servers.
         self._uvicorn.capture_signals = _no_signals  # type: ignore[method-assign,assignment]
-        self._serving = asyncio.create_task(self._uvicorn.serve(sockets=[self._socket]))
+        self._serving = asyncio.create_task(self._uvicorn.serve(sockets=self._sockets))
         self._watching = asyncio.create_task(self._watch_health())
 
     async def stop(self) -> None:

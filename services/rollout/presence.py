@@ -6,11 +6,10 @@ from typing import Any
 import redis
 from trivet.v1 import rollout_pb2
 
+from services.common.addresses import EVERY_ADDRESS, host_and_port
 from services.common.config import ServerConfig
 from services.common.rollouts import BEAT_SECONDS, RolloutRegistry
 from services.rollout.engine import Engine
-
-EVERY_ADDRESS = {"0.0.0.0", "::", ""}  # noqa: S104
 
 
 class Presence:
@@ -43,7 +42,7 @@ def reachable_address(server: ServerConfig, grpc_port: int, client: redis.Redis)
     host = server.host
     if host in EVERY_ADDRESS:
         host = _own_host(client)
-    return f"[{host}]:{grpc_port}" if ":" in host else f"{host}:{grpc_port}"
+    return host_and_port(host, grpc_port)
 
 
 def _own_host(client: redis.Redis) -> str:

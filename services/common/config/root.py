@@ -3,6 +3,7 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
+from services.common.addresses import is_loopback
 from services.common.config.algorithm import AlgorithmConfig
 from services.common.config.base import Section
 from services.common.config.data import DataConfig
@@ -158,5 +159,5 @@ def _weights(config: Config) -> Iterator[str]:
 def _servers(config: Config) -> Iterator[str]:
     for service in ("rollout", "reward", "trainer"):
         server = getattr(config, service).server
-        if server.host not in {"127.0.0.1", "::1", "localhost"} and server.token is None:
+        if not is_loopback(server.host) and server.token is None:
             yield f"{service}.server.token is missing: host {server.host} can be reached from other machines"

@@ -3,6 +3,7 @@ from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from services.common.addresses import is_ipv6
 from services.common.config.base import Section
 
 
@@ -48,10 +49,20 @@ class BlobConfig(Section):
 class ServerConfig(Section):
     """gRPC and HTTP of one service; port 0 takes a free one."""
 
-    host: str = "127.0.0.1"
+    host: str = Field(
+        "127.0.0.1", description="a name or an address, IPv6 too; 0.0.0.0 or :: for every address of the machine"
+    )
     grpc_port: int = Field(0, ge=0, le=65535)
     http_port: int = Field(0, ge=0, le=65535)
     token: str | None = Field(None, min_length=16, description="needed unless host is loopback")
+
+    @field_validator("host")
+    @classmethod
+    def _host(cls, host: str) -> str:
+        bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+        if not bare or any(character in " /[]" for character in bare) or (":" in bare and not is_ipv6(bare)):
+            raise ValueError(f"is {host!r}, expected a name or an address without a port")
+        return bare
 
 
 class ModelConfig(Section):

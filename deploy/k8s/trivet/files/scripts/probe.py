@@ -12,7 +12,7 @@ def main(path: str, port: int = 8080) -> int:
     if os.environ.get("JOB_COMPLETION_INDEX", "0") != "0":
         return 0
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/{path}", timeout=TIMEOUT_SECONDS):
+        with urllib.request.urlopen(f"http://localhost:{port}/{path}", timeout=TIMEOUT_SECONDS):
             return 0
     except (urllib.error.URLError, TimeoutError) as error:
         sys.stderr.write(f"/{path}: {error}\n")
