@@ -40,14 +40,15 @@ def load(console: Console, config_file: Path, overrides: list[str]) -> Config:
         raise typer.Exit(EXIT_USAGE) from error
 
 
-def prepare(console: Console, config: Config) -> None:
-    """Runs prepare.command unless what it creates is there already."""
+def prepare(console: Console, config: Config) -> bool:
+    """Runs prepare.command unless what it creates is there already; returns whether it ran."""
     wanted = config.prepare
-    if wanted is None or Path(wanted.creates).exists():
-        return
+    if wanted is None or wanted.done:
+        return False
     command = [sys.executable if wanted.command[0] == "python" else wanted.command[0], *wanted.command[1:]]
     say(console, f"preparing: {' '.join(wanted.command)}")
     ended = subprocess.run(command, check=False)
     if ended.returncode != 0 or not Path(wanted.creates).exists():
         say(console, f"prepare.command ended with status {ended.returncode} and made no {wanted.creates}", style="red")
         raise typer.Exit(EXIT_FAILED)
+    return True

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from services.cli.check import refuse_problems
 from services.cli.live import View
 from services.cli.observation import Observer, observing
 from services.cli.progress import SavedStep, is_finished, newest_checkpoint
@@ -49,6 +50,8 @@ def up(
     console = plain_console()
     settings = all_overrides(overrides)
     config = load(console, config_file, settings)
+    if fresh or not is_finished(config):
+        refuse_problems(console, config)
     try:
         with run_lock(config.run.path) as lock:
             if fresh:
@@ -56,7 +59,9 @@ def up(
             elif is_finished(config):
                 _tell_finished(console, config)
                 return
-            prepare(console, config)
+            if prepare(console, config):
+                # Only now are model and data there.
+                refuse_problems(console, config)
             code = _Run(console, config, config_file, settings, lock).run()
     except RunTaken as error:
         say(console, str(error), style="red")

@@ -21,20 +21,20 @@ from services.common.weights import WeightFeed
 from services.trainer.checkpoint import Checkpoints
 from services.trainer.conductor import Conductor
 from services.trainer.configured import configured_algorithm
-from services.trainer.data import load_prompts
+from services.trainer.data import PromptData, load_prompts
 from services.trainer.engine import TrainEngine
 from services.trainer.groups import training_samples
 from services.trainer.intake import Arrival
 from services.trainer.lease import Lease
 from services.trainer.loop import Lead, Machinery, TrainingLoop
+from services.trainer.model_files import check_model, model_paths, open_tokenizer
 from services.trainer.observation import observe_start
 from services.trainer.pair_feed import PairFeed
-from services.trainer.preference_data import load_preferences
+from services.trainer.preference_data import PreferenceData, load_preferences
 from services.trainer.pretrained import weights_fingerprint
 from services.trainer.publication import Publisher, Release
 from services.trainer.recording import Recorder
 from services.trainer.reference import open_reference
-from services.trainer.rows import Tokenizer
 from services.trainer.service import TrainerServicer
 from services.trainer.status import Controls, Status
 from services.trainer.updaters import open_updater
@@ -70,6 +70,8 @@ def _run(config: Config) -> bool:
 
     controls = Controls()
     _obey_signals(controls)
+    with starting():
+        data = _load_data(config)
     lease = _lease(config, controls)
     with starting():
         engine = open_engine(config)
@@ -83,9 +85,9 @@ def _run(config: Config) -> bool:
             source=open_source(config, engine),
         )
     try:
-        if engine.rank != 0:
+        if data is None:
             return TrainingLoop(config, machinery, None).run()
-        return _lead(config, machinery, controls, lease)
+        return _lead(config, data, machinery, controls, lease)
     finally:
         if lease is not None:
             lease.close()
@@ -101,7 +103,13 @@ def _lease(config: Config, controls: Controls) -> Lease | None:
     return lease
 
 
-def _lead(config: Config, machinery: Machinery, controls: Controls, lease: Lease | None) -> bool:
+def _lead(
+    config: Config,
+    data: PromptData | PreferenceData,
+    machinery: Machinery,
+    controls: Controls,
+    lease: Lease | None,
+) -> bool:
     """Rank 0: the same loop, with a server beside it and, where answers are sampled, Redis behind it."""
     status = Status(config.run.name, config.trainer.steps)
     observe_start(config, controls)
@@ -119,10 +127,10 @@ def _lead(config: Config, machinery: Machinery, controls: Controls, lease: Lease
     log.info("serving", grpc_port=started.grpc_port, http_port=started.http_port)
     try:
         with starting():
-            if config.data.preferences is not None:
-                lead = _pairs(config, status, controls)
+            if isinstance(data, PreferenceData):
+                lead = _pairs(config, data, status, controls)
             else:
-                lead = replace(_sampled(config, machinery, status, controls), lease=lease)
+                lead = replace(_sampled(config, data, machinery, status, controls), lease=lease)
         try:
             finished = TrainingLoop(config, machinery, lead).run()
         finally:
@@ -137,10 +145,8 @@ def _lead(config: Config, machinery: Machinery, controls: Controls, lease: Lease
         server.stop()
 
 
-def _sampled(config: Config, machinery: Machinery, status: Status, controls: Controls) -> Lead:
+def _sampled(config: Config, data: PromptData, machinery: Machinery, status: Status, controls: Controls) -> Lead:
     client = connect(config.redis)
-    data = load_prompts(config.data, _tokenizer(config), config.run.seed)
-    _tell_dropped(data.dropped)
     rounds = config.algorithm.dynamic_sampling_rounds if configured_algorithm(config).dynamic_sampling else 0
     conductor = Conductor(config, data, client, status, controls, _replay_check(machinery.engine), rounds)
     publisher = Publisher(config.run.path / "weights", WeightFeed(client, config.run.name), config.trainer.keep_weights)
@@ -148,22 +154,27 @@ def _sampled(config: Config, machinery: Machinery, status: Status, controls: Con
     return Lead(conductor, Records(config.run.path), Release(publisher, config.weights, transfer))
 
 
-def _pairs(config: Config, status: Status, controls: Controls) -> Lead:
-    data = load_preferences(config, _tokenizer(config))
-    _tell_dropped(data.dropped)
+def _pairs(config: Config, data: PreferenceData, status: Status, controls: Controls) -> Lead:
     return Lead(PairFeed(config, data, status, controls), Records(config.run.path), None)
 
 
-def _tokenizer(config: Config) -> Tokenizer:
-    from transformers import AutoTokenizer
-
-    loaded: Tokenizer = AutoTokenizer.from_pretrained(config.model.path)
-    return loaded
-
-
-def _tell_dropped(rows: int) -> None:
-    if rows:
-        log.warning("rows left out: too long, or held out for validation", rows=rows)
+def _load_data(config: Config) -> PromptData | PreferenceData | None:
+    """Rank 0's, before any model is loaded: what cannot be used shows at once. None on the other ranks."""
+    if os.environ.get("RANK", "0") != "0":
+        return None
+    for key, path in model_paths(config):
+        check_model(path, key)
+    tokenizer = open_tokenizer(config.model.path)
+    data: PromptData | PreferenceData
+    if config.data.preferences is not None:
+        data = load_preferences(config, tokenizer)
+    else:
+        data = load_prompts(config.data, tokenizer, config.run.seed)
+        if data.columns_left_out:
+            log.warning("columns that scorers do not get: not JSON", columns=sorted(data.columns_left_out))
+    if data.dropped:
+        log.warning("rows left out: too long, or held out for validation", rows=data.dropped)
+    return data
 
 
 def _replay_check(engine: TrainEngine) -> Callable[[Arrival], None]:

@@ -1,14 +1,14 @@
 """Prompts of the train and the validation split, tokenized once."""
 
-import json
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from services.common.config import DataConfig, SourceConfig
 from services.common.errors import InvalidData
 from services.common.lineage import data_version
-from services.trainer.rows import RowSet, Tokenizer, read_rows, split_off, tokenize_prompt
+from services.common.rows import Row, metadata, read_rows, refuse_surrogates
+from services.trainer.renderer import Renderer, Tokenizer
+from services.trainer.rows import RowSet, split_off, use_rows
 
 
 @dataclass(frozen=True)
@@ -30,65 +30,97 @@ class PromptData:
     version: str
     # Rows left out: too long (data.too_long: drop), or in both splits (they stay in validation alone).
     dropped: int
+    # Columns of some rows that scorers do not get, because JSON cannot hold them.
+    columns_left_out: frozenset[str] = frozenset()
 
 
-def load_prompts(config: DataConfig, tokenizer: Tokenizer, seed: int) -> PromptData:
-    """Raises InvalidData that names the source, the row and the field."""
+def load_prompts(config: DataConfig, tokenizer: Tokenizer, seed: int, most: int | None = None) -> PromptData:
+    """Of at most `most` rows of each source. What is too long is left out before a share is held out.
+
+    Raises InvalidData that names the key, the row and the field, and Unavailable where a hub does not answer.
+    """
+    renderer = Renderer(config, tokenizer)
     source = config.prompts
-    raw = list(read_rows(source))
+    read = _Reading(config, renderer)
+    train = read.rows(source, "data.train", most)
     if config.validation is None:
-        kept, held_out = split_off(len(raw), config.validation_ratio, seed)
-        raw, raw_validation = [raw[index] for index in kept], [raw[index] for index in held_out]
+        if len(train) < 2:
+            raise _empty(
+                f"data.train ({source.path}) has {_counted(len(train))} that can be used, expected at least two: one "
+                "is held out (unless data.validation gives rows of its own)",
+                read,
+            )
+        train, validation = split_off(train, config.validation_ratio, seed)
     else:
-        raw_validation = list(read_rows(config.validation))
-    validation = _rows("validation", config.validation or source, raw_validation, config, tokenizer)
-    held_out_texts = {row.text for row in validation}
-    train = _rows("train", source, raw, config, tokenizer, without=held_out_texts)
-    version = data_version(f"{row.prompt_id}\0{row.text}\0{row.metadata_json}" for row in train + validation)
-    dropped = len(raw) + len(raw_validation) - len(train) - len(validation)
-    return PromptData(PromptSet(train, seed, config.shuffle), PromptSet(validation, seed, False), version, dropped)
-
-
-def _rows(
-    split: str,
-    source: SourceConfig,
-    raw: list[dict[str, Any]],
-    config: DataConfig,
-    tokenizer: Tokenizer,
-    without: Collection[str] = (),
-) -> list[PromptRow]:
-    """Tokenized, short enough, and none whose text is in `without`: what is held out is never trained on."""
-    rows = [row for row in (_row(row, source, config, tokenizer) for row in raw) if row is not None]
-    kept = [row for row in rows if row.text not in without]
+        validation = read.rows(config.validation, "data.validation", most)
+        if not validation:
+            raise _empty(f"data.validation ({config.validation.path}) has no row that can be used", read)
+    held_out = {row.text for row in validation}
+    # What is held out is never trained on.
+    kept = [row for row in train if row.text not in held_out]
     if not kept:
-        raise InvalidData(
-            "data_empty",
-            f"data.{split} ({source.path}) has no usable row: of {len(raw)}, {len(raw) - len(rows)} are too long and "
-            f"{len(rows) - len(kept)} are held out for validation",
+        raise _empty(
+            f"data.train ({source.path}) has no row that can be used: of {len(train)} rows, all have prompts that are "
+            "held out for validation",
+            read,
         )
+    _refuse_duplicates(validation, config.validation or source)
     _refuse_duplicates(kept, source)
-    return kept
+    version = data_version(f"{row.prompt_id}\0{row.text}\0{row.metadata_json}" for row in kept + validation)
+    return PromptData(
+        PromptSet(kept, seed, config.shuffle),
+        PromptSet(validation, seed, False),
+        version,
+        read.too_long + len(train) - len(kept),
+        frozenset(read.columns_left_out),
+    )
 
 
-def _row(raw: dict[str, Any], source: SourceConfig, config: DataConfig, tokenizer: Tokenizer) -> PromptRow | None:
-    where = f"{source.path} row {raw['id']}"
-    text = raw.pop(source.prompt_field, None)
-    if not isinstance(text, str) or not text:
-        raise InvalidData("data_prompt", f"{where}: {source.prompt_field} is {text!r}, expected a non-empty string")
-    token_ids = tokenize_prompt([{"role": "user", "content": text}], config, tokenizer)
-    if len(token_ids) > config.max_prompt_tokens:
-        if config.too_long == "drop":
-            return None
-        raise InvalidData(
-            "prompt_too_long",
-            f"{where}: prompt has {len(token_ids)} tokens, at most {config.max_prompt_tokens} allowed "
-            "(data.max_prompt_tokens; data.too_long: drop leaves such rows out)",
-        )
-    try:
-        metadata = json.dumps(raw, sort_keys=True, allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise InvalidData("data_metadata", f"{where}: the fields beside the prompt are not JSON ({error})") from error
-    return PromptRow(str(raw["id"]), text, token_ids, metadata)
+class _Reading:
+    def __init__(self, config: DataConfig, renderer: Renderer) -> None:
+        self._config, self._renderer = config, renderer
+        self.too_long = 0
+        self.columns_left_out: set[str] = set()
+
+    def rows(self, source: SourceConfig, key: str, most: int | None) -> list[PromptRow]:
+        """Tokenized and short enough."""
+        rows, left_out = use_rows(read_rows(source, key, most), lambda row: self._row(row, source, key))
+        self.too_long += left_out
+        return rows
+
+    def _row(self, row: Row, source: SourceConfig, key: str) -> PromptRow | None:
+        name = source.prompt_field
+        if name not in row.values:
+            raise InvalidData(
+                "data_prompt",
+                f"{row.where}: there is no column {name!r} ({key}.prompt_field), only {', '.join(row.values)}",
+            )
+        text = row.values[name]
+        if not isinstance(text, str) or not text:
+            raise InvalidData("data_prompt", f"{row.where}: {name} is {text!r:.80}, expected a non-empty string")
+        prompt_id = str(row.values["id"])
+        refuse_surrogates(text, f"{row.where}: {name}")
+        refuse_surrogates(prompt_id, f"{row.where}: id")
+        token_ids = self._renderer.prompt([{"role": "user", "content": text}])
+        if len(token_ids) > self._config.max_prompt_tokens:
+            if self._config.too_long == "drop":
+                return None
+            raise InvalidData(
+                "prompt_too_long",
+                f"{row.where}: {name} has {len(token_ids)} tokens, at most {self._config.max_prompt_tokens} allowed "
+                "(data.max_prompt_tokens; data.too_long: drop leaves such rows out)",
+            )
+        metadata_json, left_out = metadata(row, name)
+        self.columns_left_out |= left_out
+        return PromptRow(prompt_id, text, token_ids, metadata_json)
+
+
+def _counted(rows: int) -> str:
+    return "one row" if rows == 1 else f"{rows or 'no'} rows"
+
+
+def _empty(problem: str, read: _Reading) -> InvalidData:
+    return InvalidData("data_empty", problem + (f"; {read.too_long} are too long" if read.too_long else ""))
 
 
 def _refuse_duplicates(rows: Sequence[PromptRow], source: SourceConfig) -> None:

@@ -7,12 +7,14 @@ from typing import Any
 from services.common.config import Config, PreferenceSourceConfig
 from services.common.errors import InvalidData
 from services.common.lineage import data_version
-from services.trainer.rows import Message, RowSet, Tokenizer, read_rows, split_off, tokenize_prompt
+from services.common.rows import Row, read_rows, refuse_surrogates
+from services.trainer.renderer import Message, Renderer, Tokenizer
+from services.trainer.rows import RowSet, split_off, use_rows
 
 
 @dataclass(frozen=True)
 class PairRow:
-    """Both answers end with the end-of-sequence token, as a sampler ends them."""
+    """Both answers end with the token that ends a turn in the chat template, else with that of the end of sequence."""
 
     pair_id: str
     text: str
@@ -33,41 +35,58 @@ class PreferenceData:
     dropped: int
 
 
-def load_preferences(config: Config, tokenizer: Tokenizer) -> PreferenceData:
-    """A share of data.validation_ratio is held out. Raises InvalidData that names the source, the row and the field."""
+def load_preferences(config: Config, tokenizer: Tokenizer, most: int | None = None) -> PreferenceData:
+    """Of at most `most` rows. A share of data.validation_ratio is held out, of what is not too long.
+
+    Raises InvalidData that names the key, the row and the field, and Unavailable where a hub does not answer.
+    """
     source = config.data.preferences
     if source is None:
         raise InvalidData("data_missing", "data.preferences is missing, expected pairs of answers")
-    raw = list(read_rows(source))
-    if len(raw) < 2:
-        raise InvalidData("data_empty", f"{source.path} has {len(raw)} pairs, expected at least two: one is held out")
-    seed = config.run.seed
-    rows = [_row(row, source, config, tokenizer) for row in raw]
-    kept, held_out = split_off(len(rows), config.data.validation_ratio, seed)
-    validation = [row for row in (rows[index] for index in held_out) if row is not None]
-    prompts = {row.text for row in validation}
-    train = [row for row in (rows[index] for index in kept) if row is not None and row.text not in prompts]
-    if not train or not validation:
+    renderer = Renderer(config.data, tokenizer)
+    rows, too_long = use_rows(
+        read_rows(source, "data.preferences", most), lambda row: _row(row, source, config, renderer)
+    )
+    if len(rows) < 2:
         raise InvalidData(
             "data_empty",
-            f"{source.path}: of {len(raw)} pairs {len(train)} are left to train on and {len(validation)} to hold out, "
-            f"expected at least one of each; {sum(row is None for row in rows)} are too long",
+            f"data.preferences ({source.path}) has {len(rows)} pairs, expected at least two: one is held out"
+            + (f"; {too_long} are too long" if too_long else ""),
         )
-    version = data_version(f"{row.pair_id}\0{row.text}\0{row.chosen}\0{row.rejected}" for row in train + validation)
-    dropped = len(raw) - len(train) - len(validation)
-    return PreferenceData(RowSet(train, seed, config.data.shuffle), RowSet(validation, seed, False), version, dropped)
+    seed = config.run.seed
+    train, validation = split_off(rows, config.data.validation_ratio, seed)
+    prompts = {row.text for row in validation}
+    kept = [row for row in train if row.text not in prompts]
+    if not kept:
+        raise InvalidData(
+            "data_empty",
+            f"data.preferences ({source.path}): of {len(rows)} pairs {len(validation)} are held out and none is left "
+            "to train on, expected at least one with a prompt that is not held out",
+        )
+    version = data_version(f"{row.pair_id}\0{row.text}\0{row.chosen}\0{row.rejected}" for row in kept + validation)
+    dropped = too_long + len(train) - len(kept)
+    return PreferenceData(RowSet(kept, seed, config.data.shuffle), RowSet(validation, seed, False), version, dropped)
 
 
-def _row(raw: dict[str, Any], source: PreferenceSourceConfig, config: Config, tokenizer: Tokenizer) -> PairRow | None:
-    where = f"{source.path} row {raw['id']}"
+def _row(row: Row, source: PreferenceSourceConfig, config: Config, renderer: Renderer) -> PairRow | None:
+    raw, where = row.values, row.where
+    for name in ("chosen_field", "rejected_field"):
+        if (column := getattr(source, name)) not in raw:
+            raise InvalidData(
+                "data_pair", f"{where}: there is no column {column!r} (data.preferences.{name}), only {', '.join(raw)}"
+            )
     chosen = _conversation(raw, source.chosen_field, where)
     rejected = _conversation(raw, source.rejected_field, where)
     prompt = _prompt(raw, source, chosen, rejected, where)
     answers = {source.chosen_field: chosen[-1]["content"], source.rejected_field: rejected[-1]["content"]}
     if len(set(answers.values())) == 1:
         raise InvalidData("data_pair", f"{where}: {' and '.join(answers)} are the same, expected two different answers")
-    prompt_ids = tokenize_prompt(prompt, config.data, tokenizer)
-    token_ids = {name: _answer(text, tokenizer) for name, text in answers.items()}
+    refuse_surrogates(str(raw["id"]), f"{where}: id")
+    try:
+        prompt_ids = renderer.prompt(prompt)
+        token_ids = {name: renderer.answer(prompt, text) for name, text in answers.items()}
+    except InvalidData as error:
+        raise InvalidData(error.code, f"{where}: {error}") from error
     lengths = {source.prompt_field: len(prompt_ids), **{name: len(ids) for name, ids in token_ids.items()}}
     if _too_long(lengths, source, config, where):
         return None
@@ -129,13 +148,9 @@ def _messages(value: Any, role: str, field: str, where: str) -> list[Message]:
             "data_pair",
             f"{where}: {field} is {messages!r:.80}, expected a non-empty text or messages with role and content",
         )
+    for message in messages:
+        refuse_surrogates(message["content"], f"{where}: {field}")
     return list(messages)
-
-
-def _answer(text: str, tokenizer: Tokenizer) -> list[int]:
-    if tokenizer.eos_token_id is None:
-        raise InvalidData("data_tokenizer", "the tokenizer has no end-of-sequence token, expected one to end answers")
-    return [*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id]
 
 
 def _too_long(lengths: dict[str, int], source: PreferenceSourceConfig, config: Config, where: str) -> bool:

@@ -123,14 +123,14 @@ def test_a_wrong_configuration_is_refused_before_anything_starts(run):
     assert "trainer.stepz is not a known key" in output
 
 
-def test_an_unknown_scorer_ends_the_run_with_its_name(run):
+def test_an_unknown_scorer_is_refused_before_anything_starts(run):
     refused = up(run, "--set", "reward.scorers=[{name: oracle}]", "--set", "run.name=other")
     output = rest_of(refused, 120)
-    assert refused.returncode == 1
+    assert refused.returncode == 2
+    assert not (run / "runs" / "other").exists()
     (line,) = [line for line in output.splitlines() if "oracle" in line]
-    assert line.startswith("failed: ")
+    assert line.startswith("✗ reward.scorers: ")
     assert "exact_match" in line
-    assert "Before and after" not in output
     assert processes_of(run) == []
 
 

@@ -1,4 +1,5 @@
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from pydantic import Field, model_validator
@@ -25,6 +26,10 @@ class PrepareConfig(Section):
 
     command: list[str] = Field(min_length=1)
     creates: str
+
+    @property
+    def done(self) -> bool:
+        return Path(self.creates).exists()
 
 
 class Config(Section):

@@ -59,6 +59,8 @@ def supervised(monkeypatch):
         made = None
 
     monkeypatch.setattr(command, "Supervisor", Own)
+    # The model is not there.
+    monkeypatch.setattr(command, "refuse_problems", lambda *_: None)
     return Own
 
 

@@ -113,8 +113,11 @@ def test_configuration_matches_what_is_made():
 class Words:
     """Counts a token for each character: more than the real tokenizer ever gives, the template aside."""
 
-    def apply_chat_template(self, conversation, **_):
-        return list(conversation[-1]["content"].encode())
+    chat_template = "content"
+
+    def apply_chat_template(self, conversation, *, tokenize, **_):
+        contents = [message["content"] for message in conversation]
+        return list(contents[-1].encode()) if tokenize else " ".join(contents)
 
 
 def test_data_hold_out_what_is_validated():

@@ -2,6 +2,7 @@ import json
 
 import datasets
 import pytest
+from small_tokenizers import small_tokenizer
 from test_trainer_data import Words
 
 from services.common.config import Config, parse_config
@@ -11,10 +12,10 @@ from services.trainer.preference_data import load_preferences
 ROWS = [{"prompt": f"sort {n}", "chosen": f"yes {n}", "rejected": "no"} for n in range(20)]
 
 
-def load(tmp_path, rows, seed=1, sampling=None, **data):
+def load(tmp_path, rows, seed=1, sampling=None, tokenizer=None, **data):
     path = tmp_path / "pairs.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return load_preferences(configuration(path, seed, sampling or {}, data), Words())
+    return load_preferences(configuration(path, seed, sampling or {}, data), tokenizer or Words())
 
 
 def configuration(path, seed, sampling, data) -> Config:
@@ -94,14 +95,20 @@ def test_a_hugging_face_dataset_gives_the_same_pairs(tmp_path):
 @pytest.mark.parametrize(
     ("change", "code", "message"),
     [
-        ({"chosen": "no"}, "data_pair", "row 3: chosen and rejected are the same, expected two different answers"),
-        ({"chosen": ""}, "data_pair", "row 3: chosen is .*, expected a non-empty text or messages"),
-        ({"rejected": None}, "data_pair", "row 3: rejected is None, expected a non-empty text"),
+        (
+            {"chosen": "no"},
+            "data_pair",
+            "pairs.jsonl line 4: chosen and rejected are the same, expected",
+        ),
+        ({"chosen": ""}, "data_pair", "line 4: chosen is .*, expected a non-empty text or messages"),
+        ({"rejected": None}, "data_pair", "line 4: rejected is None, expected a non-empty text"),
         ({"rejected": [{"role": "user", "content": "x"}]}, "data_pair", "rejected ends with role 'user'"),
         ({"rejected": [{"role": "assistant"}]}, "data_pair", "expected a non-empty text or messages with role"),
-        ({"prompt": None}, "data_pair", "row 3: prompt is"),
-        ({"prompt": 7}, "data_pair", "row 3: prompt is 7, expected a non-empty text"),
-        ({"chosen": "a " * 600}, "pair_too_long", r"row 3: chosen has 601 tokens, at most 512 allowed \(sampling.max"),
+        ({"prompt": None}, "data_pair", "line 4: prompt is"),
+        ({"chosen": "yes \ud83d"}, "data_text", r"line 4: chosen holds '\\ud83d' at character 4"),
+        ({"prompt": [{"role": "user", "content": "\ud83d"}]}, "data_text", r"line 4: prompt holds '\\ud83d'"),
+        ({"prompt": 7}, "data_pair", "line 4: prompt is 7, expected a non-empty text"),
+        ({"chosen": "a " * 600}, "pair_too_long", r"line 4: chosen has 601 tokens, at most 512 allowed \(sampling.max"),
         ({"prompt": "a " * 1100}, "pair_too_long", "prompt has 1100 tokens, at most 1024 allowed"),
     ],
 )
@@ -120,5 +127,37 @@ def test_long_rows_can_be_left_out(tmp_path):
 def test_too_few_pairs_are_refused(tmp_path):
     with pytest.raises(InvalidData, match="has 1 pairs, expected at least two"):
         load(tmp_path, ROWS[:1])
-    with pytest.raises(InvalidData, match="of 2 pairs 0 are left to train on and 1 to hold out"):
+    with pytest.raises(InvalidData, match="of 2 pairs 1 are held out and none is left to train on"):
         load(tmp_path, [ROWS[0], {**ROWS[0], "chosen": "maybe"}])
+
+
+def test_a_missing_column_is_named_with_its_key(tmp_path):
+    rows = [{"prompt": "a", "good": "b", "rejected": "c"}] * 3
+    with pytest.raises(InvalidData, match=r"no column 'chosen' \(data.preferences.chosen_field\), only id, prompt"):
+        load(tmp_path, rows)
+
+
+def test_long_pairs_are_left_out_before_a_share_is_held_out(tmp_path):
+    held_out = {row.text for row in load(tmp_path, ROWS).validation.rows}
+    rows = [{**row, "chosen": "a " * 600} if row["prompt"] in held_out else row for row in ROWS]
+    data = load(tmp_path, rows, too_long="drop")
+    assert (len(data.train), len(data.validation), data.dropped) == (18, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("family", "end"), [("gemma", "<end_of_turn>"), ("chatml", "<|im_end|>"), ("llama", "<|eot_id|>")]
+)
+def test_answers_end_as_the_models_template_ends_a_turn(tmp_path, family, end):
+    tokenizer = small_tokenizer(family)
+    data = load(tmp_path, ROWS, tokenizer=tokenizer)
+    row = data.train[0]
+    assert tokenizer.decode(row.chosen_token_ids) == row.chosen + end
+    assert tokenizer.decode(row.rejected_token_ids) == row.rejected + end
+    assert end != tokenizer.eos_token
+
+
+def test_a_conversation_that_the_template_refuses_is_named(tmp_path):
+    question = {"role": "user", "content": "one"}
+    rows = [*ROWS[:2], {**ROWS[2], "prompt": [question, question]}]
+    with pytest.raises(InvalidData, match=r"pairs.jsonl line 3: .*Conversation roles must alternate"):
+        load(tmp_path, rows, tokenizer=small_tokenizer("gemma"))

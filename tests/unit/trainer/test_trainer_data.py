@@ -1,3 +1,4 @@
+import datetime
 import json
 
 import pytest
@@ -10,10 +11,16 @@ from services.trainer.data import load_prompts
 class Words:
     """A tokenizer: one token a word."""
 
-    def apply_chat_template(self, conversation, **options):
-        return [len(word) for message in conversation for word in message["content"].split()]
-
     eos_token_id = 1
+    chat_template = "contents"
+
+    @property
+    def added_tokens_decoder(self):
+        return {}
+
+    def apply_chat_template(self, conversation, *, tokenize, **options):
+        text = "".join(message["content"] + " " for message in conversation)
+        return self.encode(text, add_special_tokens=False) if tokenize else text
 
     def encode(self, text, *, add_special_tokens=True):
         return [*([0] if add_special_tokens else []), *(len(word) for word in text.split())]
@@ -69,7 +76,7 @@ def test_chat_template_or_plain_text(source):
 def test_a_long_prompt_is_refused_by_name_or_dropped_and_counted(tmp_path):
     rows = [{"prompt": "a b"}, {"prompt": "a b c d"}, {"prompt": "c d"}]
     source = write(tmp_path / "d.jsonl", rows)
-    with pytest.raises(InvalidData, match=r"row 1: prompt has 4 tokens, at most 3 allowed") as refusal:
+    with pytest.raises(InvalidData, match=r"d.jsonl line 2: prompt has 4 tokens, at most 3 allowed") as refusal:
         load(train=source, max_prompt_tokens=3)
     assert refusal.value.code == "prompt_too_long"
     assert load(train=source, max_prompt_tokens=3, too_long="drop").dropped == 1
@@ -82,13 +89,117 @@ def test_a_long_prompt_is_refused_by_name_or_dropped_and_counted(tmp_path):
         ([{"prompt": ""}] * 3, "data_prompt"),
         ([{"prompt": "x", "id": 1}, {"prompt": "y", "id": 1}, {"prompt": "z", "id": 1}], "data_duplicate"),
         ([{"prompt": "x"}] * 3, "data_empty"),
-        ([{"prompt": "x", "id": 0, "value": float("nan")}, {"prompt": "y", "id": 1}], "data_metadata"),
     ],
 )
 def test_bad_rows_are_named(tmp_path, rows, code):
     with pytest.raises(InvalidData) as refusal:
         load(train=write(tmp_path / "d.jsonl", rows), validation_ratio=0.4)
     assert refusal.value.code == code
+
+
+GOOD = [{"prompt": "a"}, {"prompt": "b"}]
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ({"prompt": "b \ud83d"}, r"d.jsonl line 3: prompt holds '\\ud83d' at character 2, half of a surrogate pair"),
+        ({"prompt": "b", "id": "\udc00"}, r"d.jsonl line 3: id holds '\\udc00' at character 0"),
+        ({"prompt": 7}, "d.jsonl line 3: prompt is 7, expected a non-empty string"),
+        ({"question": "b", "answer": 1}, r"line 3: there is no column 'prompt' \(data.train.prompt_field\), only id, "),
+    ],
+)
+def test_a_row_that_cannot_be_used_is_named_by_file_line_and_column(tmp_path, row, words):
+    source = write(tmp_path / "d.jsonl", [*GOOD, row, *GOOD])
+    with pytest.raises(InvalidData, match=words):
+        load(train=source)
+    with pytest.raises(InvalidData, match=words.replace("data.train", "data.validation")):
+        load(train=write(tmp_path / "other.jsonl", GOOD), validation=source)
+
+
+def test_of_many_rows_that_cannot_be_used_the_first_is_told_and_the_others_counted(tmp_path):
+    rows = [*GOOD, {"prompt": ""}, *GOOD, {"prompt": None}, {"prompt": "\ud83d"}]
+    with pytest.raises(InvalidData, match=r"line 3: prompt is '', .*; 2 more rows cannot be used, .*d.jsonl line 6"):
+        load(train=write(tmp_path / "d.jsonl", rows))
+
+
+def test_a_file_that_is_not_utf_8_is_named_by_line(tmp_path):
+    (tmp_path / "d.jsonl").write_bytes('{"prompt": "cafe"}\n\n{"prompt": "café"}\n'.encode("latin-1"))
+    with pytest.raises(InvalidData, match=r"data.train.path: .*d.jsonl line 3 is not UTF-8 \(byte 0xe9 at position 15"):
+        load(train={"kind": "jsonl", "path": str(tmp_path / "d.jsonl")})
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_row(tmp_path):
+    (tmp_path / "d.jsonl").write_text('{"prompt": "x"}\n{"prompt": "y"}\n', encoding="utf-8-sig")
+    assert len(load(train={"kind": "jsonl", "path": str(tmp_path / "d.jsonl")}).train) == 1
+
+
+@pytest.mark.parametrize("line", ["[" * 100_000, "1" * 5_000, '"text"', "[1]"])
+def test_a_line_that_is_no_object_is_named(tmp_path, line):
+    (tmp_path / "d.jsonl").write_text('{"prompt": "x"}\n' + line + "\n", encoding="utf-8")
+    with pytest.raises(InvalidData, match="d.jsonl line 2 is"):
+        load(train={"kind": "jsonl", "path": str(tmp_path / "d.jsonl")})
+
+
+def test_columns_that_nobody_uses_may_hold_anything(tmp_path):
+    import datasets
+
+    day = datetime.datetime(2026, 1, 2, 3, 4, 5)
+    rows = [
+        {
+            "prompt": f"sort {n}",
+            "made": day,
+            "score": float("nan"),
+            "picture": b"\x89PNG",
+            "answer": n,
+            "nested": {"at": [day]},
+        }
+        for n in range(3)
+    ]
+    datasets.Dataset.from_list(rows).save_to_disk(str(tmp_path / "data"))
+    data = load(train={"kind": "hf", "path": str(tmp_path / "data")}, shuffle=False)
+    assert json.loads(data.train[0].metadata_json) == {
+        "id": int(data.train[0].prompt_id),
+        "answer": int(data.train[0].prompt_id),
+        "made": "2026-01-02T03:04:05",
+        "score": None,
+        "nested": {"at": ["2026-01-02T03:04:05"]},
+    }
+    assert data.columns_left_out == {"picture"}
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ([], "has no rows that can be used, expected at least two"),
+        ([{"prompt": "a"}], "has one row that can be used, expected at least two: one is held out"),
+        ([{"prompt": "a"}, {"prompt": "a b c d"}], "has one row .*; 1 are too long"),
+    ],
+)
+def test_too_few_rows_are_told_from_rows_that_are_too_long(tmp_path, rows, words):
+    with pytest.raises(InvalidData, match=words) as refusal:
+        load(train=write(tmp_path / "d.jsonl", rows), too_long="drop", max_prompt_tokens=3)
+    assert refusal.value.code == "data_empty"
+    assert "data.validation" in str(refusal.value)
+
+
+def test_what_is_too_long_is_left_out_before_a_share_is_held_out(tmp_path):
+    rows = [{"prompt": f"sort {n}", "answer": n} for n in range(50)]
+    held_out = {row.text for row in load(train=write(tmp_path / "short.jsonl", rows)).validation.rows}
+    for row in rows:
+        if row["prompt"] in held_out:
+            row["prompt"] += " and more and more and more"
+    data = load(train=write(tmp_path / "long.jsonl", rows), too_long="drop", max_prompt_tokens=3)
+    assert len(data.validation) == len(held_out)
+    assert data.dropped == len(held_out)
+    assert len(data.train) == 50 - 2 * len(held_out)
+
+
+def test_a_split_and_its_version_stay_what_they_were(source):
+    """As the first release made them: a run that resumes over unchanged data finds the rows that it left."""
+    data = load(train=source, validation_ratio=0.1)
+    assert [row.prompt_id for row in data.validation.rows] == ["15", "23", "25", "30", "37"]
+    assert data.version == "96b69eb7a59a1ef5"
 
 
 def test_a_line_that_is_not_json_is_named(tmp_path):

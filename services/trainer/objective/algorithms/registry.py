@@ -33,14 +33,18 @@ def find_algorithm(name: str) -> Algorithm | PreferenceAlgorithm:
         return ALGORITHMS[name]()
     module, colon, function = name.partition(":")
     if not (module and colon and function):
-        raise ValueError(f"algorithm is {name!r}, expected one of {', '.join(ALGORITHMS)}, or module:function")
+        raise ValueError(f"algorithm.name is {name!r}, expected one of {', '.join(ALGORITHMS)}, or module:function")
     try:
         factory = getattr(import_module(module), function)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"algorithm is {name!r}, expected module:function that can be imported: {error}") from error
-    found = factory() if callable(factory) else factory
+        found = factory() if callable(factory) else factory
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise ValueError(
+            f"algorithm.name is {name!r}, expected module:function that can be imported and called ({reason})"
+        ) from error
     if not isinstance(found, Algorithm | PreferenceAlgorithm):
         raise ValueError(
-            f"algorithm is {name!r}, expected a function that returns an Algorithm or PreferenceAlgorithm: {found!r}"
+            f"algorithm.name is {name!r}, expected a function that returns an Algorithm or PreferenceAlgorithm: "
+            f"{found!r}"
         )
     return found

@@ -98,9 +98,12 @@ def test_own_algorithm_by_import_path():
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("grop", "algorithm is 'grop', expected one of ppo, grpo, dr_grpo, dapo, gspo, cispo, dpo, or module:function"),
-        ("", "algorithm is '', expected one of ppo"),
-        (":grpo", "algorithm is ':grpo', expected one of ppo"),
+        (
+            "grop",
+            "algorithm.name is 'grop', expected one of ppo, grpo, dr_grpo, dapo, gspo, cispo, dpo, or module:function",
+        ),
+        ("", "algorithm.name is '', expected one of ppo"),
+        (":grpo", "algorithm.name is ':grpo', expected one of ppo"),
         ("no_such_module_here:f", "No module named 'no_such_module_here'"),
         (f"{__name__}:absent", "absent"),
         (f"{__name__}:A_NUMBER", "expected a function that returns an Algorithm"),

@@ -1,0 +1,93 @@
+"""`trivet check`: what would keep a run from starting, all of it at once and before anything is started.
+
+Each service looks at its own part (services.trainer.check, services.reward.check), in a process of its own.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import typer
+from rich.console import Console
+
+from services.cli.start import ConfigFile, Overrides, all_overrides, load, plain_console, say
+from services.common.check_report import CheckReport
+from services.common.config import Config
+from services.common.exit_codes import CONFIGURATION
+from services.common.lineage import without_addresses
+
+TIMEOUT_SECONDS = 180.0
+
+
+def check(config_file: ConfigFile, overrides: Overrides = None) -> None:
+    """Say what is wrong with a configuration, its data, scorers and model files; start nothing.
+
+    Status 0: nothing found. 2: findings, each with the key to change.
+    """
+    console = plain_console()
+    config = load(console, config_file, all_overrides(overrides))
+    refuse_problems(console, config)
+    if config.prepare is not None and not config.prepare.done:
+        say(console, f"not checked: model and data, which prepare.command has yet to make ({config.prepare.creates})")
+    say(console, "✓ nothing found that would keep the run from starting", style="green")
+
+
+def refuse_problems(console: Console, config: Config) -> None:
+    """Prints what is found and leaves with status 2; does nothing where nothing is found."""
+    found = find_problems(config)
+    if found:
+        for sentence in found:
+            say(console, f"✗ {sentence}", style="red")
+        raise typer.Exit(CONFIGURATION)
+
+
+def find_problems(config: Config) -> list[str]:
+    """Sentences, each with the key to change."""
+    services = ["trainer"] if config.data.preferences is not None else ["trainer", "reward"]
+    with tempfile.TemporaryDirectory(prefix="trivet-check-") as directory:
+        settings = Path(directory) / "config.yaml"
+        # Nothing that is secret: no service is reached.
+        tree = {**without_addresses(config), "prepare": config.dump()["prepare"]}
+        settings.write_text(json.dumps(tree), encoding="utf-8")
+        running = [_ServiceCheck(service, settings) for service in services]
+        deadline = time.monotonic() + TIMEOUT_SECONDS
+        try:
+            return [sentence for one in running for sentence in one.findings(deadline)]
+        finally:
+            for one in running:
+                one.end()
+
+
+class _ServiceCheck:
+    def __init__(self, service: str, settings: Path) -> None:
+        self._service = service
+        self._report, self._log = settings.with_name(f"{service}.json"), settings.with_name(f"{service}.log")
+        # The settings are complete: the environment must not change them again.
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("TRIVET_")}
+        command = [sys.executable, "-m", f"services.{service}.check", "--config", str(settings)]
+        with self._log.open("wb") as output:
+            self._process = subprocess.Popen(
+                [*command, "--output", str(self._report)],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**environment, "OMP_NUM_THREADS": "1"},
+            )
+
+    def findings(self, deadline: float) -> tuple[str, ...]:
+        try:
+            status = self._process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            return (f"the {self._service}'s check did not end within {TIMEOUT_SECONDS:.0f} s",)
+        if status == 0:
+            return CheckReport.model_validate_json(self._report.read_text(encoding="utf-8")).findings
+        said = self._log.read_text(encoding="utf-8", errors="replace").strip().splitlines() or ["it said nothing"]
+        return (f"the {self._service}'s check ended with status {status}: {said[-1]}",)
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.wait()

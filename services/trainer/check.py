@@ -1,0 +1,73 @@
+"""python -m services.trainer.check --config FILE --output report.json: what would keep a trainer from starting.
+
+It loads no model, and looks at the first rows of large data only: the trainer itself looks at all of them as it starts.
+"""
+
+import argparse
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from services.common.check_report import CheckReport
+from services.common.config import Config, load_config
+from services.common.errors import InvalidData, TrivetError
+from services.common.service_main import leave
+from services.trainer.configured import configured_algorithm
+from services.trainer.data import load_prompts
+from services.trainer.model_files import check_model, model_paths, open_tokenizer
+from services.trainer.preference_data import load_preferences
+
+ROWS = 10_000
+
+
+def find_problems(config: Config) -> list[str]:
+    """A sentence for each. Model and data are left out while what makes them has not run (prepare)."""
+    found = _problem(lambda: configured_algorithm(config))
+    if config.prepare is not None and not config.prepare.done:
+        return found
+    for key, path in model_paths(config):
+        found += _problem(partial(check_model, path, key))
+    # Without its model there is no tokenizer to read the data with.
+    return (
+        found if any("model.path" in sentence for sentence in found) else found + _problem(lambda: _read_data(config))
+    )
+
+
+def _read_data(config: Config) -> None:
+    tokenizer = open_tokenizer(config.model.path)
+
+    def read(most: int | None) -> None:
+        if config.data.preferences is not None:
+            load_preferences(config, tokenizer, most)
+        else:
+            load_prompts(config.data, tokenizer, config.run.seed, most)
+
+    try:
+        read(ROWS)
+    except InvalidData as error:
+        # What the first rows lack the others may have.
+        if error.code != "data_empty":
+            raise
+        read(None)
+
+
+def _problem(check: Callable[[], object]) -> list[str]:
+    try:
+        check()
+    except (TrivetError, ValueError) as error:
+        return [str(error)]
+    return []
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m services.trainer.check")
+    parser.add_argument("--config", required=True, metavar="FILE", help="the run's YAML")
+    parser.add_argument("--output", required=True, type=Path, metavar="FILE", help="where the report goes, as JSON")
+    arguments = parser.parse_args(argv)
+    report = CheckReport(findings=tuple(find_problems(load_config(arguments.config))))
+    arguments.output.write_text(report.model_dump_json(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
+    leave(0)

@@ -1,0 +1,82 @@
+"""What a model's directory or hub id has to hold, told before anything is loaded."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from services.common.config import Config
+from services.common.errors import InvalidData, Unavailable
+from services.trainer.renderer import Tokenizer
+
+WEIGHTS = ("*.safetensors", "*.bin")
+VOCABULARIES = ("tokenizer.json", "vocab.*", "*.model", "*.tiktoken", "tekken.json")
+HUB_SECONDS = 10.0
+
+
+def model_paths(config: Config) -> Iterator[tuple[str, str]]:
+    """Key and value of every model that the trainer reads."""
+    yield "model.path", config.model.path
+    for key, path in (
+        ("reference.path", config.reference.path),
+        ("algorithm.critic_path", config.algorithm.critic_path),
+    ):
+        if path is not None:
+            yield key, path
+
+
+def check_model(path: str, key: str) -> None:
+    """Raises InvalidData that names `key` where there is no checkpoint, Unavailable where the hub does not answer."""
+    if Path(path).is_dir():
+        _check_directory(Path(path), f"{key} is {path!r}")
+    elif Path(path).exists():
+        raise InvalidData("model_missing", f"{key} is {path!r}, expected a directory: it is a file")
+    else:
+        _check_hub(path, f"{key} is {path!r}, expected a checkpoint's directory or hub id: there is no such directory")
+
+
+def open_tokenizer(path: str) -> Tokenizer:
+    """Raises InvalidData where there is none."""
+    from transformers import AutoTokenizer
+
+    # Without any, transformers makes an empty tokenizer for some models.
+    if Path(path).is_dir() and not any(file for pattern in VOCABULARIES for file in Path(path).glob(pattern)):
+        raise InvalidData("tokenizer_missing", f"model.path is {path!r}, which has no tokenizer (tokenizer.json)")
+    try:
+        tokenizer: Tokenizer = AutoTokenizer.from_pretrained(path)
+    except (OSError, ValueError, KeyError) as error:
+        raise InvalidData(
+            "tokenizer_missing", f"model.path is {path!r}, which has no tokenizer that transformers reads ({error})"
+        ) from error
+    return tokenizer
+
+
+def _check_directory(directory: Path, given: str) -> None:
+    from transformers import AutoConfig
+
+    if not (directory / "config.json").is_file():
+        raise InvalidData("model_missing", f"{given}, expected a checkpoint: there is no config.json")
+    if not any(file.stat().st_size for pattern in WEIGHTS for file in directory.glob(pattern)):
+        raise InvalidData("model_missing", f"{given}, expected a checkpoint: there are no weights ({WEIGHTS[0]})")
+    try:
+        AutoConfig.from_pretrained(directory)
+    except (OSError, ValueError, KeyError) as error:
+        raise InvalidData(
+            "model_unreadable", f"{given}, whose config.json transformers does not read ({error})"
+        ) from error
+
+
+def _check_hub(name: str, missing: str) -> None:
+    from huggingface_hub import HfApi, constants, try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
+
+    try:
+        if isinstance(try_to_load_from_cache(name, "config.json"), str):
+            return
+        HfApi(endpoint=constants.ENDPOINT).model_info(name, timeout=HUB_SECONDS)
+    except HFValidationError as error:
+        raise InvalidData("model_missing", missing) from error
+    except RepositoryNotFoundError as error:
+        raise InvalidData("model_missing", f"{missing}, nor such a model on the hub that may be read") from error
+    except Exception as error:
+        # Whatever its client raises: no network, a proxy, a server in trouble.
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise Unavailable("hub_unavailable", f"{missing}, and the hub cannot be asked for it ({reason})") from error

@@ -1,0 +1,189 @@
+"""`trivet check` as a user runs it: every finding of every service at once, and nothing started."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from examples.quickstart.tokenizer import build_tokenizer
+from services.cli.__main__ import app
+from services.cli.check import find_problems
+from services.common.config import parse_config
+from services.reward import check as reward_check
+from services.trainer import check as trainer_check
+
+MODEL = {
+    "model_type": "qwen3_moe",
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "hidden_size": 8,
+    "vocab_size": 261,
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    directory = tmp_path_factory.mktemp("model")
+    build_tokenizer().save_pretrained(directory)
+    (directory / "config.json").write_text(json.dumps(MODEL), encoding="utf-8")
+    (directory / "model.safetensors").write_bytes(b"weights")
+    return directory
+
+
+@pytest.fixture
+def tree(model, tmp_path):
+    rows = [{"prompt": f"sort {n}", "answer": str(n)} for n in range(20)]
+    write(tmp_path / "train.jsonl", rows)
+    return {
+        "run": {"name": "checked", "directory": str(tmp_path / "runs")},
+        "model": {"path": str(model)},
+        "data": {"train": {"kind": "jsonl", "path": str(tmp_path / "train.jsonl")}},
+        "reward": {"scorers": [{"name": "exact_match"}]},
+    }
+
+
+def write(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return str(path)
+
+
+def problems(tree):
+    config = parse_config(tree)
+    return trainer_check.find_problems(config) + reward_check.find_problems(config)
+
+
+def test_nothing_is_found_where_nothing_is_wrong(tree):
+    assert problems(tree) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"algorithm": {"name": "grop"}}, ["algorithm.name is 'grop', expected one of ppo"]),
+        ({"algorithm": {"name": "no_such_module:f"}}, ["algorithm.name is 'no_such_module:f'", "No module named"]),
+        ({"algorithm": {"beta": 0.1}}, ["algorithm.beta is 0.1, expected none"]),
+        ({"reward": {"scorers": [{"name": "oracle"}]}}, ["reward.scorers: name is 'oracle', expected one of"]),
+        ({"reward": {"scorers": [{"name": "no_such:f"}]}}, ["reward.scorers: there is no module 'no_such'"]),
+        (
+            {"reward": {"scorers": [{"name": "exact_match", "options": {"answer_field": "solution"}}]}},
+            ["exact_match cannot score", "train.jsonl line 1 of data.train", "metadata.solution is missing", "19 more"],
+        ),
+        ({"model": {"path": "/no/such/model"}}, ["model.path is '/no/such/model'", "there is no such directory"]),
+        ({"reference": {"path": "/no/such"}}, ["reference.path is '/no/such'", "there is no such directory"]),
+        ({"data": {"prompt_field": "question"}}, ["no column 'question' (data.train.prompt_field), only id, prompt"]),
+        ({"data": {"path": "/no/such.jsonl"}}, ["data.train.path is '/no/such.jsonl'", "it does not exist"]),
+        ({"data": {"kind": "hf", "path": "SAVED", "split": "tain"}}, ["data.train.split is 'tain', expected", "train"]),
+        ({"data": {"kind": "reasoning_gym", "path": "chain_sums", "size": 4}}, ["data.train.path is 'chain_sums'"]),
+        (
+            {"data": {"kind": "reasoning_gym", "path": "chain_sum", "size": 4, "options": {"tems": 1}}},
+            ["data.train.options are {'tems': 1}: chain_sum does not take them"],
+        ),
+    ],
+)
+def test_what_cannot_be_used_is_found_and_named_by_key(tree, tmp_path, change, words):
+    for section, values in change.items():
+        target = tree["data"]["train"] if section == "data" else tree.setdefault(section, {})
+        target.update(values)
+    if tree["data"]["train"]["path"] == "SAVED":
+        import datasets
+
+        tree["data"]["train"]["path"] = str(tmp_path / "saved")
+        rows = datasets.Dataset.from_list([{"prompt": f"sort {n}", "answer": str(n)} for n in range(4)])
+        datasets.DatasetDict({"train": rows}).save_to_disk(str(tmp_path / "saved"))
+    found = problems(tree)
+    assert len(found) == 1
+    for word in words:
+        assert word in found[0]
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda model: (model / "config.json").unlink(), "there is no config.json"),
+        (lambda model: (model / "config.json").write_text('{"model_type": "qwen9"}'), "transformers does not read"),
+        (lambda model: (model / "model.safetensors").write_bytes(b""), "there are no weights"),
+        (lambda model: [file.unlink() for file in model.glob("tokenizer*")], "has no tokenizer"),
+    ],
+)
+def test_an_incomplete_model_is_named(tree, model, tmp_path, damage, words):
+    import shutil
+
+    copy = shutil.copytree(model, tmp_path / "copy")
+    damage(copy)
+    tree["model"]["path"] = str(copy)
+    found = problems(tree)
+    assert len(found) == 1
+    assert f"model.path is {str(copy)!r}" in found[0]
+    assert words in found[0]
+
+
+def test_a_hub_that_cannot_be_asked_is_said_at_once(tree, monkeypatch):
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    tree["model"]["path"] = "nobody/nothing"
+    found = problems(tree)
+    assert len(found) == 1
+    assert "model.path is 'nobody/nothing'" in found[0]
+    assert "the hub cannot be asked for it" in found[0]
+
+
+def test_data_and_model_wait_for_what_makes_them(tree, tmp_path):
+    tree["prepare"] = {"command": ["true"], "creates": str(tmp_path / "made")}
+    tree["model"]["path"] = "/no/such/model"
+    tree["data"]["train"]["path"] = "/no/such.jsonl"
+    tree["algorithm"] = {"name": "grop"}
+    assert [sentence.split(" is ")[0] for sentence in problems(tree)] == ["algorithm.name"]
+    (tmp_path / "made").touch()
+    assert len(problems(tree)) == 2
+
+
+def test_a_row_past_the_first_ones_may_be_what_is_needed(tree, tmp_path, monkeypatch):
+    monkeypatch.setattr(trainer_check, "ROWS", 1)
+    assert problems(tree) == []
+
+
+def test_all_findings_come_at_once_and_the_status_is_that_of_a_configuration(tree, tmp_path):
+    write(tmp_path / "train.jsonl", [{"prompt": "a \ud83d"}, *({"prompt": f"sort {n}"} for n in range(5))])
+    tree["algorithm"] = {"name": "grop"}
+    tree["reference"] = {"path": "/no/such/reference"}
+    tree["reward"]["scorers"].append({"name": "oracle"})
+    tree["redis"] = {"url": "redis://:secret-password@127.0.0.1:9/0"}
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(tree), encoding="utf-8")
+    for command in ("check", "up"):
+        ended = CliRunner().invoke(app, [command, str(tmp_path / "run.yaml")])
+        assert ended.exit_code == 2, ended.output
+        for words in (
+            "algorithm.name is 'grop'",
+            "reference.path is '/no/such/reference'",
+            r"train.jsonl line 1: prompt holds '\ud83d' at character 2",
+            "reward.scorers: exact_match cannot score",
+            "reward.scorers: name is 'oracle'",
+        ):
+            assert words in ended.output
+        assert "secret-password" not in ended.output
+        assert not (tmp_path / "runs").exists()
+
+
+def test_a_run_without_findings_is_told_so(tree, tmp_path):
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(tree), encoding="utf-8")
+    ended = CliRunner().invoke(app, ["check", str(tmp_path / "run.yaml")])
+    assert ended.exit_code == 0, ended.output
+    assert "nothing found" in ended.output
+
+
+def test_a_check_that_fails_itself_is_a_finding(tree, monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    assert find_problems(parse_config(tree)) == [
+        f"the {service}'s check ended with status 1: it said nothing" for service in ("trainer", "reward")
+    ]
+
+
+def test_the_checks_import_neither_vllm_nor_deepspeed():
+    import subprocess
+
+    code = "import services.trainer.check, services.reward.check, sys; print({'vllm', 'deepspeed'} & set(sys.modules))"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    assert ended.stdout.strip() == "set()"
