@@ -1,16 +1,13 @@
 """Whether a prompt can be sampled at all. What is refused here would be refused again: it goes to the dead letters."""
 
-import math
 import re
 
 from trivet.v1 import sample_pb2
 
 from services.common.errors import InvalidData
+from services.common.sampling_limits import MAX_GROUP_SIZE, MAX_TEMPERATURE, MIN_TEMPERATURE, as_float32
 from services.rollout.engine import Engine
 
-MAX_GROUP_SIZE = 4096
-# vLLM silently raises a lower temperature to this one, and the trainer would replay another distribution.
-MIN_TEMPERATURE = 0.01
 # Sample i of a group is drawn with seed + i, and a generator takes no more.
 MAX_SEED = 2**63 - 1 - MAX_GROUP_SIZE
 _GROUP_ID = re.compile(r"[\x21-\x7e]{1,128}")
@@ -60,9 +57,10 @@ def _check_tokens(prompt: sample_pb2.Prompt, engine: Engine) -> None:
 
 def _check_sampling(sampling: sample_pb2.SamplingParameters, *, recorded: bool) -> None:
     temperature, top_p = sampling.temperature, sampling.top_p
-    if not math.isfinite(temperature) or not (temperature == 0 or temperature >= MIN_TEMPERATURE):
+    if not (temperature == 0 or as_float32(MIN_TEMPERATURE) <= temperature <= MAX_TEMPERATURE):
         raise InvalidData(
-            "sampling_unsupported", f"sampling.temperature is {temperature:g}, expected 0 or at least {MIN_TEMPERATURE}"
+            "sampling_unsupported",
+            f"sampling.temperature is {temperature:g}, expected 0 or {MIN_TEMPERATURE:g} to {MAX_TEMPERATURE:g}",
         )
     if recorded and temperature == 0:
         raise InvalidData(

@@ -18,6 +18,7 @@ from services.common.config import Config
 from services.common.errors import InvalidData
 from services.common.logs import get_logger
 from services.common.replay import Replay
+from services.common.sampling_limits import MIN_TEMPERATURE
 from services.common.weights import describe_weights, verify_weights
 from services.rollout import metrics
 from services.rollout.arguments import RECORD, Capture
@@ -212,7 +213,8 @@ class VllmEngine:
             temperature, top_k, top_p = (1.0, 1, 1.0) if temperature == 0 else (temperature, top_k, top_p)
             top_k = top_k or self.vocabulary
         return SamplingParams(
-            temperature=temperature,
+            # float32 carries a little less than the lowest that vLLM draws at, which would warn of it for each sample.
+            temperature=max(temperature, MIN_TEMPERATURE) if temperature else 0.0,
             top_k=top_k,
             top_p=top_p,
             max_tokens=sampling.max_tokens,

@@ -5,6 +5,7 @@ from pydantic import Field, field_validator, model_validator
 
 from services.common.addresses import is_ipv6
 from services.common.config.base import Section
+from services.common.sampling_limits import MAX_GROUP_SIZE, MAX_TEMPERATURE, MAX_TOP_K, MIN_TEMPERATURE, as_float32
 
 
 class RunConfig(Section):
@@ -88,11 +89,23 @@ class ModelConfig(Section):
 class SamplingConfig(Section):
     """How training samples are drawn. What the trainer cannot replay (penalties, logit bias, min-p) has no key."""
 
-    group_size: int = Field(8, ge=1, description="samples per prompt")
-    temperature: float = Field(1.0, gt=0)
-    top_k: int = Field(0, ge=0, description="0 allows every token")
+    group_size: int = Field(8, ge=1, le=MAX_GROUP_SIZE, description="samples per prompt")
+    temperature: float = Field(
+        1.0, ge=MIN_TEMPERATURE, le=MAX_TEMPERATURE, description="vLLM draws neither below nor above these bounds"
+    )
+    top_k: int = Field(0, ge=0, le=MAX_TOP_K, description="0 allows every token")
     top_p: float = Field(1.0, gt=0, le=1)
     max_tokens: int = Field(512, ge=1)
+
+    @field_validator("top_p")
+    @classmethod
+    def _same_in_float32(cls, top_p: float) -> float:
+        carried = as_float32(top_p)
+        if carried == 0 or (carried == 1 and top_p < 1):
+            raise ValueError(
+                f"is {top_p!r}, which is {carried:g} in float32, as prompts carry it: expected another value"
+            )
+        return top_p
 
     @property
     def truncates(self) -> bool:
@@ -104,7 +117,9 @@ class EvaluationConfig(Section):
 
     every: int = Field(10, ge=0, description="0 evaluates only at the start and the end")
     prompts: int = Field(64, ge=1)
-    samples: int = Field(4, ge=0, description="sampled completions per prompt, beside the greedy one; 0 for none")
+    samples: int = Field(
+        4, ge=0, le=MAX_GROUP_SIZE, description="sampled completions per prompt, beside the greedy one; 0 for none"
+    )
     success_reward: float = Field(1.0, description="a reward of at least this counts as correct")
     timeout_seconds: float = Field(
         600.0, gt=0, description="no scored group for so long ends the run; the first waits for the rollouts' start"

@@ -2,8 +2,10 @@ import pytest
 from rollout_fakes import FakeEngine, make_prompt
 from trivet.v1 import sample_pb2
 
+from services.common.config import SamplingConfig
 from services.common.errors import InvalidData
 from services.rollout.admission import check_prompt, records
+from services.rollout.refusals import truncates
 
 
 def sampling(**changes):
@@ -38,7 +40,13 @@ def test_greedy_is_for_evaluation():
         ({"token_ids": [-1, 2]}, "token_out_of_vocabulary", "holds -1"),
         ({"sampling": sampling(max_tokens=0)}, "max_tokens", "max_tokens is 0"),
         ({"sampling": sampling(temperature=0)}, "sampling_unsupported", "temperature is 0"),
-        ({"sampling": sampling(temperature=0.001)}, "sampling_unsupported", "temperature is 0.001"),
+        (
+            {"sampling": sampling(temperature=0.001)},
+            "sampling_unsupported",
+            "temperature is 0.001, expected 0 or 0.01 to 2",
+        ),
+        ({"sampling": sampling(temperature=0.00999)}, "sampling_unsupported", "temperature is 0.00999"),
+        ({"sampling": sampling(temperature=2.001)}, "sampling_unsupported", "temperature is 2.001"),
         ({"sampling": sampling(temperature=-1)}, "sampling_unsupported", "temperature is -1"),
         ({"sampling": sampling(temperature=float("nan"))}, "sampling_unsupported", "temperature is nan"),
         ({"sampling": sampling(top_p=0)}, "sampling_unsupported", "top_p is 0"),
@@ -49,6 +57,17 @@ def test_what_cannot_be_sampled_is_named(changes, code, words):
     with pytest.raises(InvalidData, match=words) as failure:
         check_prompt(make_prompt(**changes), FakeEngine())
     assert failure.value.code == code
+
+
+@pytest.mark.parametrize(
+    "values", [{"temperature": 0.01}, {"temperature": 2.0}, {"top_p": 0.9999999}, {"top_p": 1e-40}]
+)
+def test_what_the_configuration_lets_pass_can_be_sampled_in_float32(values):
+    """A prompt carries the numbers in float32: 0.01 arrives as 0.0099999998."""
+    checked = SamplingConfig(group_size=1, **values)
+    carried = sampling(temperature=checked.temperature, top_p=checked.top_p)
+    check_prompt(make_prompt(sampling=carried), FakeEngine())
+    assert truncates(sampling(top_k=0, temperature=checked.temperature, top_p=checked.top_p)) == checked.truncates
 
 
 def test_the_engine_has_a_say():
