@@ -19,6 +19,7 @@ from services.common.redis_client import connect
 from services.common.server import ServiceServer
 from services.common.service_main import parse_service_arguments, report_end, starting
 from services.common.streams import RunStreams
+from services.reward.containment import Containment, protect_service
 from services.reward.pool import ScorerPool
 from services.reward.score import GroupScorer
 from services.reward.service import RewardServicer
@@ -37,7 +38,12 @@ class RewardProcess:
         self.reward_id = f"reward-{socket.gethostname()}-{os.getpid()}"
         self._client = connect(config.redis)
         with starting():
-            self._pool = ScorerPool(reward.scorers, workers=reward.workers, timeout_seconds=reward.timeout_seconds)
+            self._pool = ScorerPool(
+                reward.scorers,
+                workers=reward.workers,
+                timeout_seconds=reward.timeout_seconds,
+                containment=Containment.of(reward),
+            )
         stats = RewardStats()
         self._scorer = GroupScorer(reward, self._pool, stats, self.reward_id)
         self._servicer = RewardServicer(
@@ -123,6 +129,7 @@ async def serve(config: Config) -> int:
 
 
 def main() -> None:
+    protect_service()
     config = parse_service_arguments("reward")
     configure_logs("reward", config.run.name)
     EXPOSITION.configure("reward", config.run.name)

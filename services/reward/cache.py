@@ -32,7 +32,7 @@ def cache_key(scorer: ScorerConfig, prompt: sample_pb2.Prompt, sample: sample_pb
     digest = hashlib.blake2b(digest_size=16)
     options = json.dumps(scorer.options, sort_keys=True, default=repr)
     for part in (scorer.name, options, prompt.text, sample.text, prompt.metadata_json):
-        data = part.encode()
+        data = part.encode(errors="surrogatepass")
         # With its length before it, no part can flow into the next.
         digest.update(len(data).to_bytes(8, "little"))
         digest.update(data)

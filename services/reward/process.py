@@ -1,83 +1,78 @@
 """What runs inside a scorer process. It is killed without notice, so it holds nothing worth saving."""
 
-import fcntl
+import io
 import json
 import math
-import multiprocessing
 import numbers
 import os
-import signal
+import socket
 import sys
-import traceback
-from typing import Any, get_args
+from collections.abc import Sequence
+from typing import Any, NoReturn, get_args
 
 from services.common.config import ScorerConfig
 from services.common.errors import InvalidData
+from services.common.text import readable
+from services.reward.frames import MAX_REASON, encode_outcome, read_frame, write_frame
 from services.reward.scorers import load_scorer
 from services.reward.types import FailureCode, Scorer, ScorerFailure, is_deterministic
 
-MAX_REASON = 2_000
 
-_scorers: list[Scorer] = []
-_problem: InvalidData | None = None
+def serve(channel: socket.socket, configs: Sequence[dict[str, Any]], missing: Sequence[str]) -> NoReturn:
+    """Loads the scorers and says so, then answers one request after another until the service closes `channel`.
 
-
-def prepare(configs: list[dict[str, Any]]) -> None:
-    """Loads the scorers, so that the first sample does not pay for it. A problem is kept for `describe`."""
-    global _problem  # noqa: PLW0603 - a scorer process is one object; its module is that object
-    # The default action needs no interpreter: it ends a scorer that is stuck in C code, too.
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    _end_with_the_service()
-    try:
-        _scorers[:] = [load_scorer(ScorerConfig.model_validate(config)) for config in configs]
-    except InvalidData as error:
-        _problem = error
-
-
-def _end_with_the_service() -> None:
-    """A scorer that loops for ever must not outlive a service that was killed.
-
-    The kernel sends SIGIO, whose default action ends the process, when the service's end of the pipe closes.
+    `missing` are the measures of containment that this process has to do without.
     """
-    service = multiprocessing.parent_process()
-    if service is None or sys.platform != "linux":
-        return
-    pipe = service.sentinel
-    signal.signal(signal.SIGIO, signal.SIG_DFL)
-    fcntl.fcntl(pipe, fcntl.F_SETOWN, os.getpid())
-    fcntl.fcntl(pipe, fcntl.F_SETFL, fcntl.fcntl(pipe, fcntl.F_GETFL) | os.O_ASYNC)
-    if not service.is_alive():
-        sys.exit("the service ended while a scorer process started")
-
-
-def describe() -> list[bool] | tuple[str, str]:
-    """For each scorer whether it is deterministic, or the code and message of what kept them from loading."""
-    if _problem is not None:
-        return _problem.code, str(_problem)
-    return [is_deterministic(scorer) for scorer in _scorers]
-
-
-def run(scorer: int, prompt: str, completion: str, metadata_json: str) -> float | ScorerFailure:
-    if _problem is not None:
-        return ScorerFailure(str(_problem), retryable=False)
+    own = os.getpid()
+    # What a scorer forks neither reads requests nor keeps the channel open.
+    os.register_at_fork(after_in_child=channel.close)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)
     try:
-        value = _scorers[scorer](prompt, completion, json.loads(metadata_json))
-    except BaseException as error:  # noqa: BLE001 - whatever a user's scorer raises, SystemExit too, is its failure
-        return ScorerFailure(_last_lines(error))
-    return _checked(value)
+        scorers = [load_scorer(ScorerConfig.model_validate(config)) for config in configs]
+    except InvalidData as error:
+        write_frame(channel, {"problem": [error.code, readable(error, MAX_REASON)]})
+        os._exit(0)
+    write_frame(channel, {"deterministic": [is_deterministic(scorer) for scorer in scorers], "missing": list(missing)})
+    while request := read_frame(channel):
+        outcome = run(scorers[request["scorer"]], request["prompt"], request["completion"], request["metadata"])
+        if os.getpid() != own:
+            # A scorer forked, and its child came back here, too.
+            os._exit(0)
+        write_frame(channel, encode_outcome(outcome))
+    os._exit(0)
+
+
+def run(scorer: Scorer, prompt: str, completion: str, metadata_json: str) -> float | ScorerFailure:
+    """Whatever the scorer returns or raises, SystemExit and objects that raise when they are looked at included."""
+    try:
+        return _checked(scorer(prompt, completion, json.loads(metadata_json)))
+    except BaseException as error:  # noqa: BLE001
+        try:
+            return ScorerFailure(_describe(error))
+        except BaseException:  # noqa: BLE001
+            return ScorerFailure("raised what cannot be described")
 
 
 def _checked(value: Any) -> float | ScorerFailure:
     if isinstance(value, ScorerFailure):
         code = value.code if value.code in get_args(FailureCode) else "scorer_error"
-        return ScorerFailure(str(value.reason)[:MAX_REASON], code, bool(value.retryable))
+        return ScorerFailure(readable(value.reason, MAX_REASON), code, bool(value.retryable))
     if not isinstance(value, numbers.Real):
         return ScorerFailure(f"returned {type(value).__name__}, expected a number or a ScorerFailure", retryable=False)
-    number = float(value)
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
     return number if math.isfinite(number) else ScorerFailure(f"returned {number}", code="reward_not_finite")
 
 
-def _last_lines(error: BaseException) -> str:
+def _describe(error: BaseException) -> str:
     """The exception and where it was raised, ending with what matters when it is cut."""
-    where = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{type(error).__name__}: {error}"[: MAX_REASON - 300] + f" ({where.filename}:{where.lineno})"[-300:]
+    place = error.__traceback__
+    while place is not None and place.tb_next is not None:
+        place = place.tb_next
+    where = f" ({place.tb_frame.f_code.co_filename}:{place.tb_lineno})" if place is not None else ""
+    hint = ", more than reward.scorer_memory_mib allows" if isinstance(error, MemoryError) else ""
+    what = f"{type(error).__name__}: {readable(error, MAX_REASON - 400)}{hint}"
+    return readable(what, MAX_REASON - 300) + readable(where[-300:], 300)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from trivet.v1 import reward_pb2, sample_pb2
 
 from services.common.config import RewardConfig
-from services.common.errors import InvalidData
+from services.common.errors import InvalidData, entrys_fault
 from services.reward import metrics
 from services.reward.cache import ScoreCache, cache_key
 from services.reward.pool import ScorerPool
@@ -33,12 +33,14 @@ class GroupScorer:
     async def score(self, group: sample_pb2.Group) -> sample_pb2.ScoredGroup | reward_pb2.ScoreFailure:
         """All samples or none: a group that lost some would skew its baseline.
 
-        Raises InvalidData for a group that breaks its contract.
+        Raises InvalidData for a group that breaks its contract, or that makes this service raise; Unavailable when no
+        scorer process can be started.
         """
         self._stats.started()
         try:
-            check_group(group)
-            outcome = await self._score(group)
+            with entrys_fault():
+                check_group(group)
+                outcome = await self._score(group)
         except InvalidData as error:
             self._stats.failed(error.code)
             raise
@@ -88,16 +90,30 @@ class GroupScorer:
     async def _try(self, index: int, prompt: sample_pb2.Prompt, sample: sample_pb2.Sample) -> float | ScorerFailure:
         label = self._pool.labels[index]
         delay = RETRY_SECONDS
-        for attempt in range(self._config.retries + 1):
+        retried = 0
+        while True:
             start = time.monotonic()
             value = await self._pool.score(index, prompt.text, sample.text, prompt.metadata_json)
             metrics.SCORING_SECONDS.labels(label).observe(time.monotonic() - start)
-            if not isinstance(value, ScorerFailure) or not value.retryable or attempt == self._config.retries:
-                break
+            if not isinstance(value, ScorerFailure):
+                return value
+            if retried >= useful_retries(value, self._config.retries, self._pool.deterministic[index]):
+                return value
+            retried += 1
             metrics.RETRIES.labels(label, value.code).inc()
             await asyncio.sleep(delay)
             delay = min(2 * delay, RETRY_CAP_SECONDS)
-        return value
+
+
+def useful_retries(failure: ScorerFailure, retries: int, deterministic: bool) -> int:
+    """How many of the configured tries may end otherwise.
+
+    A process may have died for lack of memory that another took, and an answer may have been late once: one. What a
+    deterministic scorer raised it raises again.
+    """
+    if not failure.retryable or (deterministic and failure.code != "scorer_crash"):
+        return 0
+    return min(retries, 1) if failure.code in {"scorer_crash", "scorer_timeout"} else retries
 
 
 def combine(
@@ -107,7 +123,11 @@ def combine(
 
     With `normalize` the reward is (raw − minimum) / (maximum − minimum).
     """
-    raw = math.fsum(weights[label] * value for label, value in components.items())
+    try:
+        raw = math.fsum(weights[label] * value for label, value in components.items())
+    except (OverflowError, ValueError):
+        # Terms beyond a float, or infinities of both signs.
+        raw = math.nan
     if not math.isfinite(raw):
         return ScorerFailure(f"reward is {raw}, expected a finite number", code="reward_not_finite", retryable=False)
     low, high = config.minimum, config.maximum

@@ -3,9 +3,13 @@ from typing import Any
 import grpc
 from trivet.v1 import reward_pb2, reward_pb2_grpc, sample_pb2
 
-from services.common.errors import InvalidData, Unavailable
+from services.common.errors import InvalidData, TrivetError, Unavailable
+from services.common.text import readable
 from services.reward.score import GroupScorer
 from services.reward.stats import RewardStats
+
+# They travel in a header, which HTTP/2 limits to 8 KiB.
+DETAILS_CHARACTERS = 1_000
 
 
 class RewardServicer(reward_pb2_grpc.RewardServiceServicer):
@@ -25,9 +29,9 @@ class RewardServicer(reward_pb2_grpc.RewardServiceServicer):
         try:
             outcome = await self._scorer.score(request.group)
         except InvalidData as error:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"{error.code}: {error}")
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, _details(error))
         except Unavailable as error:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, f"{error.code}: {error}")
+            await context.abort(grpc.StatusCode.UNAVAILABLE, _details(error))
         finally:
             self._free += 1
         if isinstance(outcome, sample_pb2.ScoredGroup):
@@ -48,3 +52,7 @@ class RewardServicer(reward_pb2_grpc.RewardServiceServicer):
             mean_reward=self._stats.mean_reward,
             scorers=self._scorers,
         )
+
+
+def _details(error: TrivetError) -> str:
+    return readable(f"{error.code}: {error}", DETAILS_CHARACTERS)

@@ -62,7 +62,23 @@ class RewardConfig(Section):
     normalize: bool = Field(False, description="map [minimum, maximum] to [0, 1]")
     workers: int = Field(1, ge=1, description="scorer processes")
     timeout_seconds: float = Field(10.0, gt=0, description="for one sample by one scorer")
-    retries: int = Field(2, ge=0, description="further tries of a failed scorer before the dead letter")
+    retries: int = Field(
+        2,
+        ge=0,
+        description="further tries of a failed scorer before the dead letter; one at most after a timeout or a crash, "
+        "and a deterministic scorer is tried again after a crash only",
+    )
+    scorer_memory_mib: int | None = Field(
+        2_048, ge=256, description="that one scorer process may write to; more is a MemoryError there. null: no limit"
+    )
+    scorer_environment: list[str] = Field(
+        default_factory=list,
+        description="variables that scorers see beside PATH, HOME, LANG, PYTHON*, OMP_* and the like",
+    )
+    scorer_user: str | None = Field(
+        None,
+        description="who scorers run as where the service is root; without it nobody, if that user can read Python",
+    )
     cache_size: int = Field(10_000, ge=0)
     concurrent_groups: int = Field(64, ge=1)
 

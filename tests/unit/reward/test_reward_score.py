@@ -106,6 +106,36 @@ async def test_what_cannot_get_better_is_not_tried_again():
         assert _metric("trivet_reward_retries_total", scorer="exact_match", code="scorer_metadata") == before
 
 
+@pytest.mark.parametrize(
+    ("name", "code", "calls"),
+    [
+        ("hangs_deterministically", "scorer_timeout", 1),
+        ("hangs", "scorer_timeout", 2),
+        ("raises_deterministically", "scorer_error", 1),
+        ("dies", "scorer_crash", 2),
+    ],
+)
+async def test_a_failure_is_tried_again_where_that_may_help(tmp_path, name, code, calls):
+    scorer = f"reward_evil_scorers:{name}"
+    async with Scoring(scorer, timeout_seconds=0.5, retries=5) as scoring:
+        outcome = await scoring.score("12", calls=str(tmp_path / "calls"))
+        assert (outcome.code, outcome.scorer) == (code, scorer)
+        assert len((tmp_path / "calls").read_text()) == calls
+
+
+async def test_a_group_that_makes_the_service_itself_raise_is_given_up_alone(monkeypatch):
+    async with Scoring("exact_match") as scoring:
+        with monkeypatch.context() as broken:
+            broken.setattr("services.reward.score.combine", lambda *_: "\ud800".encode())
+            before = _metric("trivet_reward_failures_total", code="entry_unusable")
+            with pytest.raises(InvalidData, match="UnicodeEncodeError") as caught:
+                await scoring.score("12", answer="12")
+            assert caught.value.code == "entry_unusable"
+            assert _metric("trivet_reward_failures_total", code="entry_unusable") - before == 1
+        assert scoring.stats.running == 0
+        assert (await scoring.score("12", answer="12")).scores[0].reward == 1.0
+
+
 async def test_a_timeout_is_a_failure_and_counted():
     async with Scoring(":endless_when_asked", timeout_seconds=0.3, retries=0) as scoring:
         before = _metric("trivet_reward_failures_total", code="scorer_timeout")
@@ -166,8 +196,16 @@ def test_a_reward_out_of_range_is_a_failure(minimum, maximum, raw):
     assert f"{minimum} to {maximum}" in outcome.reason
 
 
-def test_a_sum_that_overflows_is_a_failure():
-    outcome = combine({"a": 1e308}, {"a": 1e10}, limits())
+@pytest.mark.parametrize(
+    ("components", "weights"),
+    [
+        ({"a": 1e308}, {"a": 1e10}),
+        ({"a": 1e308, "b": 1e308}, {"a": 1.0, "b": 1.0}),
+        ({"a": 1e308, "b": -1e308}, {"a": 1e10, "b": 1e10}),
+    ],
+)
+def test_a_sum_that_overflows_is_a_failure(components, weights):
+    outcome = combine(components, weights, limits())
     assert isinstance(outcome, ScorerFailure)
     assert outcome.code == "reward_not_finite"
 

@@ -71,6 +71,21 @@ async def test_a_bad_group_is_an_invalid_argument(stub):
     assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
 
 
+@pytest.mark.parametrize("stub", ["reward_evil_scorers:outcome"], indirect=True)
+async def test_whatever_a_scorer_does_is_answered(stub):
+    for name, code in [("surrogate", "scorer_error"), ("huge int", "reward_not_finite"), ("abort", "scorer_crash")]:
+        response = await stub.Score(reward_pb2.ScoreRequest(group=group(name)), timeout=10)
+        assert response.failure.code == code
+    response = await stub.Score(reward_pb2.ScoreRequest(group=group("fine")), timeout=10)
+    assert response.scored.scores[0].reward == 1.0
+
+
+async def test_a_refusal_fits_into_a_header(stub):
+    with pytest.raises(grpc.aio.AioRpcError, match="group_empty") as caught:
+        await stub.Score(reward_pb2.ScoreRequest(group=group(group_id="g" * 100_000)), timeout=10)
+    assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+
+
 @pytest.mark.parametrize("stub", ["reward_test_scorers:sleepy"], indirect=True)
 async def test_calls_beyond_the_limit_are_refused(stub):
     slow = asyncio.ensure_future(

@@ -114,6 +114,26 @@ async def test_a_failing_scorer_ends_in_the_dead_letters_and_never_in_a_zero(run
     assert "KeyError" in letter.reason
 
 
+async def test_what_a_scorer_makes_of_a_completion_costs_its_own_group_only(run):
+    """A lone surrogate in a reason ended the service; so did a number that no float holds."""
+    for number, completion in enumerate([r'{"answer": "\ud800"}', r'{"answer": "\u001b[2J"}', '{"answer": "plain"}']):
+        run.submit(f"raises-{number}", [completion])
+    async with working(run, "reward_evil_scorers:raises_answer"):
+        await run.until(lambda: run.samples.depth() == 0)
+    outcomes = ["huge int", "huge fraction", "abort", "enormous", "unreadable error", "surrogate failure", "fine"]
+    for name in outcomes:
+        run.submit(name, [name])
+    async with working(run, "reward_evil_scorers:outcome"):
+        await run.until(lambda: run.samples.depth() == 0)
+    assert run.scored_ids() == ["fine"]
+    dead = run.dead()
+    assert set(dead) == {"raises-0", "raises-1", "raises-2", *outcomes[:-1]}
+    assert "sample raises-0/0: ValueError: \ufffd (" in dead["raises-0"].reason
+    assert "ValueError: \ufffd[2J (" in dead["raises-1"].reason
+    assert (dead["huge int"].code, dead["abort"].code) == ("reward_not_finite", "scorer_crash")
+    assert len(dead["enormous"].reason) < 4_000
+
+
 async def test_a_hanging_sample_costs_its_own_group_only(run):
     run.submit("hangs", ["fine", "hang"])
     for number in range(5):
