@@ -10,6 +10,7 @@ from typing import Any
 import xxhash
 
 from services.common.config import Config
+from services.common.secrets import hidden
 
 SERVICES = Path(__file__).resolve().parents[1]
 
@@ -30,11 +31,12 @@ def config_version(config: Config) -> str:
 
 
 def without_addresses(config: Config) -> dict[str, Any]:
-    """The configuration less tokens, passwords and addresses, on which no result depends, and what prepares a run."""
+    """The configuration less what prepares a run, and less addresses and secrets, on which no result depends."""
     kept = {name: section for name, section in config.dump().items() if name not in {"redis", "blobs", "prepare"}}
     for service in ("rollout", "reward", "trainer"):
         kept[service] = {name: value for name, value in kept[service].items() if name != "server"}
-    return kept
+    shown: dict[str, Any] = hidden(kept)
+    return shown
 
 
 def data_version(rows: Iterable[str]) -> str:

@@ -3,6 +3,8 @@ import sys
 
 import structlog
 
+from services.common.secrets import without_password
+
 
 def configure_logs(service: str, run: str, level: int = logging.INFO) -> None:
     """JSON lines on standard error; every line carries the service and the run, and what is bound to the context."""
@@ -12,6 +14,7 @@ def configure_logs(service: str, run: str, level: int = logging.INFO) -> None:
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,
+            _hide_passwords,
             structlog.processors.JSONRenderer(),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(level),
@@ -19,6 +22,11 @@ def configure_logs(service: str, run: str, level: int = logging.INFO) -> None:
         cache_logger_on_first_use=True,
     )
     structlog.contextvars.bind_contextvars(service=service, run=run)
+
+
+def _hide_passwords(_: object, __: str, entry: structlog.typing.EventDict) -> structlog.typing.EventDict:
+    """A library's error, or a traceback, may hold an address with its password."""
+    return {name: without_password(value) if isinstance(value, str) else value for name, value in entry.items()}
 
 
 def get_logger(name: str) -> structlog.typing.FilteringBoundLogger:

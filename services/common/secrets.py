@@ -5,7 +5,10 @@ from typing import Any
 
 HIDDEN = "***"
 _CREDENTIALS = re.compile(r"(?<=://)[^/\s'\"]*@")
-_NAMES = re.compile(r"(^|[_-])(token|password|passwd|secret|api_?key|credentials?)$", re.IGNORECASE)
+_WORDS = r"(?:token|password|passwd|secret|api_?key|credentials?)"
+_NAMES = re.compile(rf"(?:^|[_-]){_WORDS}$", re.IGNORECASE)
+# "token: value" within a flow mapping.
+_IN_YAML = re.compile(rf"((?:\b|_){_WORDS}['\"]?\s*:\s*)[^,}}\s]+", re.IGNORECASE)
 
 
 def without_password(text: str) -> str:
@@ -32,4 +35,7 @@ def hidden(value: Any, name: str = "") -> Any:
 def hidden_override(override: str) -> str:
     """ "section.key=value" as it may be shown."""
     key, separator, value = override.partition("=")
-    return f"{key}{separator}{HIDDEN if is_secret_name(key.rpartition('.')[2]) else without_password(value)}"
+    if is_secret_name(key.rpartition(".")[2]):
+        return f"{key}{separator}{HIDDEN}"
+    shown = _IN_YAML.sub(rf"\1{HIDDEN}", value)
+    return f"{key}{separator}{without_password(shown)}"

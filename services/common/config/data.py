@@ -9,8 +9,10 @@ from services.common.config.base import Section
 class SourceConfig(Section):
     """Where prompts come from. Each row gives a prompt and, in its other fields, what the scorer needs."""
 
-    kind: Literal["jsonl", "hf", "reasoning_gym"]
-    path: str = Field(description="JSONL file, dataset directory or hub id, or reasoning-gym task name")
+    kind: Literal["jsonl", "hf", "reasoning_gym"] = Field(examples=["jsonl"])
+    path: str = Field(
+        description="JSONL file, dataset directory or hub id, or reasoning-gym task name", examples=["data/train.jsonl"]
+    )
     split: str = Field("train", description="hf: the dataset's split")
     prompt_field: str = "prompt"
     size: int | None = Field(None, gt=0, description="reasoning_gym: how many rows to make; else: how many to read")
@@ -28,8 +30,8 @@ class SourceConfig(Section):
 class PreferenceSourceConfig(Section):
     """Where pairs of answers come from, of which one is preferred."""
 
-    kind: Literal["jsonl", "hf"]
-    path: str = Field(description="JSONL file, or dataset directory or hub id")
+    kind: Literal["jsonl", "hf"] = Field(examples=["jsonl"])
+    path: str = Field(description="JSONL file, or dataset directory or hub id", examples=["data/pairs.jsonl"])
     split: str = Field("train", description="hf: the dataset's split")
     prompt_field: str = "prompt"
     chosen_field: str = "chosen"

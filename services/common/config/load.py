@@ -1,12 +1,13 @@
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import yaml
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from services.common.config.root import Config
+from services.common.secrets import hidden, hidden_override, without_password
 
 ENVIRONMENT_PREFIX = "TRIVET__"
 FILE_SUFFIX = "__FILE"
@@ -34,7 +35,9 @@ def load_config(
     try:
         tree = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: is not YAML ({error})") from error
+        raise ConfigError(f"{path}: is not YAML ({_place(error)})") from None
+    if tree is None:
+        tree = {}
     if not isinstance(tree, dict):
         raise ConfigError(f"{path}: holds {type(tree).__name__}, expected sections such as run: and model:")
     for keys, value in _from_environment(os.environ if environment is None else environment):
@@ -42,8 +45,8 @@ def load_config(
     for override in overrides or []:
         key, separator, text = override.partition("=")
         if not separator or not key:
-            raise ConfigError(f"override {override!r}: expected section.key=value")
-        _set(tree, key.split("."), _parse(text, f"override {override!r}"), f"override {override!r}")
+            raise ConfigError(f"override {without_password(override)!r}: expected section.key=value")
+        _set(tree, key.split("."), _parse(text, f"override {key}=…"), f"override {hidden_override(override)!r}")
     return parse_config(tree, origin=str(path))
 
 
@@ -53,19 +56,54 @@ def parse_config(tree: dict[str, Any], origin: str = "configuration") -> Config:
         return Config.model_validate(tree)
     except ValidationError as error:
         lines = [_sentence(problem) for problem in error.errors()]
-        raise ConfigError(f"{origin}: " + "; ".join(lines)) from error
+        # The validation's own text holds the values, secrets too: it must not come along as the cause.
+        raise ConfigError(f"{origin}: " + "; ".join(lines)) from None
 
 
 def _sentence(problem: Any) -> str:
     field = ".".join(str(part) for part in problem["loc"])
-    message = problem["msg"].removeprefix("Value error, ")
+    message = without_password(problem["msg"].removeprefix("Value error, "))
     if problem["type"] == "extra_forbidden":
         return f"{field} is not a known key"
-    if problem["type"] == "missing":
-        return f"{field} is missing"
+    if problem["type"] == "missing" or (problem["input"] is None and _example(problem["loc"]) is not None):
+        return _missing(problem["loc"])
+    if problem["type"] == "model_type":
+        return f"{field} is a {type(problem['input']).__name__}, expected a section with keys of its own"
     if problem["type"] == "value_error":
         return f"{field}: {message}" if field else message
-    return f"{field} is {problem['input']!r}: {message}"
+    value = hidden(problem["input"], str(problem["loc"][-1]) if problem["loc"] else "")
+    return f"{field} is {value!r}: {message}"
+
+
+def _missing(location: tuple[str | int, ...]) -> str:
+    """Names the key to write, and what to write, where the configuration knows an example."""
+    field = ".".join(str(part) for part in location)
+    example = _example(location)
+    if example is None:
+        return f"{field} is missing"
+    keys, value = list(location), example
+    while isinstance(value, dict):
+        key, value = next(iter(value.items()))
+        keys.append(key)
+    for part in reversed(location):
+        example = [example] if isinstance(part, int) else {part: example}
+    written = yaml.safe_dump(example, default_flow_style=True, width=1000, sort_keys=False).strip()
+    return f"{'.'.join(map(str, keys))} is missing, expected for example `{written[1:-1]}`"
+
+
+def _example(location: tuple[str | int, ...]) -> Any:
+    """That of the field's own description; None where it has none."""
+    section: Any = Config
+    field = None
+    for part in location:
+        if isinstance(part, int):
+            continue
+        field = section.model_fields.get(part) if section is not None else None
+        if field is None:
+            return None
+        kinds = [field.annotation, *get_args(field.annotation)]
+        section = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
+    return field.examples[0] if field is not None and field.examples else None
 
 
 def _from_environment(environment: Mapping[str, str]) -> list[tuple[list[str], Any]]:
@@ -96,7 +134,14 @@ def _parse(text: str, origin: str) -> Any:
     try:
         return yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise ConfigError(f"{origin}: is not YAML ({error})") from error
+        raise ConfigError(f"{origin}: is not YAML ({_place(error)})") from None
+
+
+def _place(error: yaml.YAMLError) -> str:
+    """Without the text around it, which may hold a secret."""
+    mark = getattr(error, "problem_mark", None)
+    problem = getattr(error, "problem", None) or "cannot be read"
+    return f"line {mark.line + 1}, column {mark.column + 1}: {problem}" if mark else str(problem)
 
 
 def _set(tree: dict[str, Any], keys: list[str], value: Any, origin: str) -> None:

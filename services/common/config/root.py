@@ -24,8 +24,8 @@ from services.common.config.weights import WeightsConfig
 class PrepareConfig(Section):
     """What `trivet up` runs first when `creates` does not exist yet."""
 
-    command: list[str] = Field(min_length=1)
-    creates: str
+    command: list[str] = Field(min_length=1, examples=[["python", "-m", "examples.quickstart", "models/quickstart"]])
+    creates: str = Field(examples=["models/quickstart/config.json"])
 
     @property
     def done(self) -> bool:
@@ -35,12 +35,12 @@ class PrepareConfig(Section):
 class Config(Section):
     """The whole YAML. Every service reads the same file."""
 
-    run: RunConfig
+    run: RunConfig = Field(examples=[{"name": "my-run"}])
     prepare: PrepareConfig | None = None
     redis: RedisConfig = RedisConfig()
     blobs: BlobConfig = BlobConfig()
-    model: ModelConfig
-    data: DataConfig
+    model: ModelConfig = Field(examples=[{"path": "models/quickstart"}])
+    data: DataConfig = Field(examples=[{"train": {"kind": "jsonl", "path": "data/train.jsonl"}}])
     sampling: SamplingConfig = SamplingConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()

@@ -2,6 +2,7 @@ from pathlib import Path
 from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
+from redis.connection import parse_url
 
 from services.common.addresses import is_ipv6
 from services.common.config.base import Section
@@ -9,10 +10,13 @@ from services.common.sampling_limits import MAX_GROUP_SIZE, MAX_TEMPERATURE, MAX
 
 
 class RunConfig(Section):
-    name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$", description="also the prefix of the run's Redis keys")
+    name: str = Field(
+        pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$",
+        description="also the prefix of the run's Redis keys",
+        examples=["my-run"],
+    )
     seed: int = Field(0, ge=0)
     directory: Path = Field(Path("runs"), description="everything that the run writes goes to <directory>/<name>")
-
     restarts: int = Field(
         5, ge=0, description="how often `trivet up` starts one process again within restart_window_seconds"
     )
@@ -24,7 +28,9 @@ class RunConfig(Section):
 
 
 class RedisConfig(Section):
-    url: str | None = Field(None, description="redis://, rediss:// or unix://; without it `trivet up` starts one")
+    url: str | None = Field(
+        None, repr=False, description="redis://, rediss:// or unix://; without it `trivet up` starts one"
+    )
     retry_seconds: float = Field(60.0, gt=0, description="how long an unreachable server is retried before giving up")
     claim_idle_seconds: float = Field(15.0, gt=0, description="an entry untouched for so long is claimed by another")
     max_deliveries: int = Field(4, ge=1, description="an entry delivered more often goes to the dead letters")
@@ -33,7 +39,16 @@ class RedisConfig(Section):
     @classmethod
     def _scheme(cls, url: str | None) -> str | None:
         if url is not None and not url.startswith(("redis://", "rediss://", "unix://")):
-            raise ValueError(f"is {url!r}, expected a redis://, rediss:// or unix:// address")
+            raise ValueError("expected a redis://, rediss:// or unix:// address")
+        try:
+            if url is not None:
+                parse_url(url)  # type: ignore[no-untyped-call]
+        except ValueError:
+            # The parser's own words hold parts of the password.
+            raise ValueError(
+                "expected redis://[[user]:password@]host[:port][/database], with special characters of user and "
+                "password percent-encoded"
+            ) from None
         return url
 
 
@@ -41,7 +56,7 @@ class BlobConfig(Section):
     """Where replay data lies between rollout and trainer."""
 
     url: str = Field(
-        "redis", description="'redis' for the run's Redis, or an fsspec address such as s3://bucket/prefix"
+        "redis", repr=False, description="'redis' for the run's Redis, or an fsspec address such as s3://bucket/prefix"
     )
     max_bytes: int = Field(64 * 2**20, gt=0, description="a larger blob is refused")
     ttl_seconds: int = Field(86_400, gt=0, description="Redis drops a blob nobody fetched for so long")
@@ -55,7 +70,7 @@ class ServerConfig(Section):
     )
     grpc_port: int = Field(0, ge=0, le=65535)
     http_port: int = Field(0, ge=0, le=65535)
-    token: str | None = Field(None, min_length=16, description="needed unless host is loopback")
+    token: str | None = Field(None, repr=False, min_length=16, description="needed unless host is loopback")
 
     @field_validator("host")
     @classmethod
@@ -67,7 +82,7 @@ class ServerConfig(Section):
 
 
 class ModelConfig(Section):
-    path: str = Field(description="a Hugging Face checkpoint: a directory or a hub id")
+    path: str = Field(description="a Hugging Face checkpoint: a directory or a hub id", examples=["models/quickstart"])
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     max_length: int = Field(2048, gt=1, description="tokens of prompt and completion together")
     attention: Literal["auto", "sdpa", "eager", "varlen", "flash_attention_2"] = Field(

@@ -48,7 +48,10 @@ class RolloutConfig(Section):
 
 
 class ScorerConfig(Section):
-    name: str = Field(description="exact_match, numeric, regex, math_verify, reasoning_gym, or module:function")
+    name: str = Field(
+        description="exact_match, numeric, regex, math_verify, reasoning_gym, or module:function",
+        examples=["exact_match"],
+    )
     weight: float = 1.0
     options: dict[str, Any] = Field(default_factory=dict, description="keyword arguments of the scorer")
 

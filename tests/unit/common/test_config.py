@@ -124,10 +124,42 @@ def test_vllms_native_capture_needs_top_k():
         load_config(QUICKSTART, ["rollout.capture=native", "sampling.top_k=0"])
 
 
-def test_a_missing_section_is_named(tree):
-    del tree["model"]
-    with pytest.raises(ConfigError, match="model is missing"):
-        parse_config(tree)
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("run=null", "run.name is missing, expected for example `run: {name: my-run}`"),
+        ("run={seed: 1}", "run.name is missing, expected for example `run: {name: my-run}`"),
+        ("model={}", "model.path is missing, expected for example `model: {path: models/quickstart}`"),
+        ("data=null", "data.train.kind is missing, expected for example `data: {train: {kind: jsonl, path: data/train"),
+        ("data={train: {kind: jsonl}}", "data.train.path is missing, expected for example `data: {train: {path: data"),
+        ("reward.scorers=[{}]", "reward.scorers.0.name is missing, expected for example `reward: {scorers: [{name: ex"),
+        ("prepare={creates: x}", "prepare.command is missing, expected for example `prepare: {command: [python, -m,"),
+    ],
+)
+def test_what_is_missing_is_named_with_what_to_write(override, sentence):
+    with pytest.raises(ConfigError) as refusal:
+        load_config(QUICKSTART, [override])
+    assert sentence in str(refusal.value)
+
+
+def test_an_empty_file_lacks_what_every_run_needs(tmp_path):
+    file = tmp_path / "run.yaml"
+    file.write_text("# nothing yet\n", encoding="utf-8")
+    with pytest.raises(ConfigError) as refusal:
+        load_config(file)
+    for key in ("run.name", "model.path", "data.train.kind"):
+        assert f"{key} is missing, expected for example `" in str(refusal.value)
+
+
+@pytest.mark.parametrize("name", ["my_run", "a", "7_x-y", "a" * 63])
+def test_names_of_runs(name):
+    assert load_config(QUICKSTART, [f"run.name={name}"]).run.path == Path("runs") / name
+
+
+@pytest.mark.parametrize("name", ["_x", "A", "a b", "a:b", "a/b", "a" * 64])
+def test_names_of_runs_that_are_refused(name):
+    with pytest.raises(ConfigError, match=r"run\.name is .*pattern '\^\[a-z0-9\]\[a-z0-9_-\]\{0,62\}\$'"):
+        load_config(QUICKSTART, [f"run.name={name!r}"])
 
 
 @pytest.mark.parametrize(
