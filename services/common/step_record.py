@@ -22,6 +22,7 @@ from trivet.v1 import step_pb2
 from services.common.config import Config, load_config
 from services.common.errors import InvalidData
 from services.common.lineage import without_addresses
+from services.common.secrets import hidden
 
 RECORDED_DIRECTORY = "recorded"
 RECORD_FILE = "record.json"
@@ -96,7 +97,8 @@ def write_order(directory: Path, order: step_pb2.StepOrder) -> None:
 
 
 def write_config(directory: Path, config: Config) -> None:
-    tree = without_addresses(config)
+    # A scorer's or a data set's options may hold keys of their own.
+    tree = hidden(without_addresses(config))
     (directory / CONFIG_FILE).write_text(yaml.safe_dump(tree, sort_keys=False), encoding="utf-8")
 
 

@@ -59,7 +59,7 @@ async def test_a_port_that_is_taken_is_named(kind, host):
     first = server(host)
     await first.start()
     port = getattr(first, f"{kind}_port")
-    with pytest.raises(OSError, match=rf"cannot listen on .*1\]?:{port} .server\.{kind}_port"):
+    with pytest.raises(OSError, match=rf"\.server\.{kind}_port is {port}: cannot listen on .*1\]?:{port}, "):
         await server(host, **{f"{kind}_port": port}).start()
     await first.stop()
 
