@@ -182,7 +182,7 @@ class Intake:
             log.warning("group refused", group=entry.message.group.prompt.group_id, code=error.code, reason=str(error))
             tried = self._ledger.outstanding[issue] >= MAX_REISSUES
             if self._sampled_again(issue, error.code, error.code in REISSUED_CODES and not tried):
-                self._stream.ack([entry.id])
+                self._drop(entry.id, entry.message)
             else:
                 self._stream.dead_letter(entry, error)
             return

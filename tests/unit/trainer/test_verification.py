@@ -190,6 +190,15 @@ def test_what_was_not_issued_so_is_sampled_again_and_given_up_in_the_end(
     assert [(letter.code, letter.group_id) for letter in letters(redis_client)] == [(code, f"{made.history}-0")]
 
 
+def test_what_is_sampled_again_leaves_no_blobs(config, redis_client, play):
+    made = conductor(config, redis_client)
+    made.issue()
+    play.answer(lambda scored: other_tokens(scored) if scored.group.prompt.issue == 0 else None)
+    assert trained(until_training(made)) == [1, 2]
+    assert redis_client.keys(f"run:blob:{made.history}-1/*")
+    assert not redis_client.keys(f"run:blob:{made.history}-0/*")
+
+
 def test_settings_that_changed_between_two_starts_are_good_for_what_was_issued_before(
     config,
     redis_client,
@@ -222,7 +231,7 @@ def test_versions_of_before_a_crash_are_known(config, redis_client, play):
     made = conductor(config, redis_client)
     made.issue()
     for version in (0, 1, 0):
-        WeightFeed(redis_client, "run").announce(weights_pb2.WeightVersion(version=version))
+        WeightFeed(redis_client, "run").announce(weights_pb2.WeightVersion(version=version, fingerprint=f"f{version}"))
     play.answer(future_version)
     again = conductor(config, redis_client)
     again.restore(state(made))
