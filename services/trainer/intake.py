@@ -221,7 +221,8 @@ class Intake:
         log.warning("dead letter", stream=letter.stream, group=letter.group_id, code=letter.code, reason=letter.reason)
         issue = self._issue_of(letter.group_id)
         if issue is not None and self._ledger.is_outstanding(issue) and issue not in self.held_issues():
-            if self._sampled_again(issue, letter.code):
+            # What ends its consumers time and again is not given another round by their restarts.
+            if letter.code != "too_many_deliveries" and self._sampled_again(issue, letter.code):
                 return
             metrics.GROUPS_LOST.labels(letter.code).inc()
             self._ledger.lose(issue)
