@@ -1,8 +1,13 @@
 """What a run leaves to be read: one JSON line for each step and each evaluation."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
+
+from services.common.logs import get_logger
+
+log = get_logger(__name__)
 
 
 class Records:
@@ -27,18 +32,61 @@ class Records:
 
 
 def _append(path: Path, record: dict[str, Any]) -> None:
-    # One write of a whole line: a reader never sees half of one.
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(record, sort_keys=True) + "\n")
+    """Whole or not at all, also where the disk is full. Raises OSError."""
+    line = (json.dumps(record, sort_keys=True) + "\n").encode()
+    with path.open("ab") as file:
+        _mend_end(path)
+        end = path.stat().st_size
+        try:
+            file.write(line)
+            file.flush()
+        except OSError:
+            os.truncate(path, end)
+            raise
+
+
+def _mend_end(path: Path) -> None:
+    """What a crash or a full disk cut off must not run into what comes next."""
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - 1))
+        if file.read() in {b"", b"\n"}:
+            return
+    content = path.read_bytes()
+    begin = content.rfind(b"\n") + 1
+    if _parse(content[begin:].decode(errors="replace")) is not None:
+        with path.open("ab") as file:
+            file.write(b"\n")
+        return
+    log.warning("a line that was cut off is taken out", file=str(path), bytes=len(content) - begin)
+    os.truncate(path, begin)
 
 
 def _latest(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     by_step: dict[int, dict[str, Any]] = {}
-    for line in path.read_text(encoding="utf-8").splitlines():
-        record = json.loads(line)
+    for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").split("\n"), start=1):
+        if not line:
+            continue
+        record = _parse(line)
+        if record is None:
+            log.warning("a line that is no record is passed over", file=str(path), line=number)
+            continue
         # A resume from step s makes void whatever came after s.
         by_step = {step: kept for step, kept in by_step.items() if step < record["step"]}
         by_step[record["step"]] = record
     return [by_step[step] for step in sorted(by_step)]
+
+
+def _parse(line: str) -> dict[str, Any] | None:
+    """The record at the end of the line, where a whole one follows one that was cut off; None without any."""
+    begin = line.find("{")
+    while begin >= 0:
+        try:
+            record = json.loads(line[begin:])
+        except json.JSONDecodeError:
+            record = None
+        if isinstance(record, dict) and type(record.get("step")) is int and isinstance(record.get("metrics"), dict):
+            return record
+        begin = line.find("{", begin + 1)
+    return None
