@@ -2,6 +2,7 @@
 
 import functools
 import json
+import os
 import subprocess
 from collections.abc import Iterable
 from pathlib import Path
@@ -16,12 +17,21 @@ SERVICES = Path(__file__).resolve().parents[1]
 
 @functools.cache
 def code_version() -> str:
-    """The git commit, marked "+" when the tree differs from it; outside a repository a digest of the sources."""
+    """The git commit of Trivet's own work tree, marked "+" when the sources differ from it; elsewhere their digest."""
     try:
+        if not _is_own_work_tree():
+            return _source_digest()
         commit = _git("rev-parse", "--short=12", "HEAD")
         return f"{commit}+{_source_digest()}" if _git("status", "--porcelain", "--", str(SERVICES)) else commit
     except (OSError, subprocess.SubprocessError):
         return _source_digest()
+
+
+def _is_own_work_tree() -> bool:
+    """Whether git keeps these very files: an environment inside another repository is part of that one's tree."""
+    if Path(_git("rev-parse", "--show-toplevel")).resolve() != SERVICES.parent:
+        return False
+    return bool(_git("ls-files", "--", str(SERVICES / "common" / "lineage.py")))
 
 
 def config_version(config: Config) -> str:
@@ -47,7 +57,10 @@ def data_version(rows: Iterable[str]) -> str:
 
 def _git(*arguments: str) -> str:
     command = ["git", "-C", str(SERVICES), *arguments]
-    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=10).stdout.strip()
+    # Within a git hook they would name that hook's repository.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    ended = subprocess.run(command, check=True, capture_output=True, text=True, timeout=10, env=environment)
+    return ended.stdout.strip()
 
 
 def _source_digest() -> str:
