@@ -1,11 +1,12 @@
 """What is left of a run to look at: a table before against after, and a picture."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
+from services.common.held_out import best_score, comparable_scores, read_best
 from services.common.records import Records
 
 Record = dict[str, Any]
@@ -55,6 +56,23 @@ def summary_table(records: Records) -> Table | None:
         if name in first["metrics"] and name in last["metrics"]:
             table.add_row(label, f"{first['metrics'][name]:.{digits}f}", f"{last['metrics'][name]:.{digits}f}")
     return table
+
+
+def held_out_lines(run: Path, share: float) -> Iterator[str]:
+    """Which checkpoint did best on held-out data, and whether the run has ended far below it (trainer.collapse)."""
+    scores = comparable_scores(Records(run).evaluations())
+    best, kept = best_score(scores), read_best(run / "checkpoints")
+    if best is None:
+        return
+    where = "the model that the run began with" if best.step == 0 else "no checkpoint of it is there"
+    if kept is not None and (best.step > 0 or kept.score == best.value):
+        yield f"best        {kept.path} ({kept.label} {kept.score:.3f})"
+        where = str(kept.path)
+    if scores[-1].fell(best, share):
+        yield (
+            f"The run has ended far below its best: {best.label} {scores[-1].value:.3f} at step {scores[-1].step}, "
+            f"{best.value:.3f} at step {best.step}: {where}"
+        )
 
 
 def plot(records: Records, path: Path) -> None:

@@ -39,6 +39,18 @@ def config_version(config: Config) -> str:
     return xxhash.xxh3_64_hexdigest(json.dumps(without_addresses(config), sort_keys=True).encode())
 
 
+def evaluation_version(config: Config) -> str:
+    """Of all that a held-out score depends on besides the policy and the rows: equal ones can be compared."""
+    asked = [
+        config.evaluation.model_dump(mode="json", include={"prompts", "success_reward"}),
+        config.reward.model_dump(mode="json", include={"scorers", "minimum", "maximum", "normalize"}),
+        config.sampling.max_tokens,
+        config.data.chat_template,
+        config.data.system_prompt,
+    ]
+    return xxhash.xxh3_64_hexdigest(json.dumps(asked, sort_keys=True).encode())
+
+
 def without_addresses(config: Config) -> dict[str, Any]:
     """The configuration less tokens, passwords and addresses, on which no result depends, and what prepares a run."""
     kept = {name: section for name, section in config.dump().items() if name not in {"redis", "blobs", "prepare"}}

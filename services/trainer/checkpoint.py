@@ -13,6 +13,7 @@ from typing import Any
 import xxhash
 
 from services.common.errors import InvalidData
+from services.common.held_out import Best, Score, read_best, write_best
 from services.common.logs import get_logger
 from services.trainer import metrics
 
@@ -66,7 +67,7 @@ class SavedCheckpoint:
 
 
 class Checkpoints:
-    """Step directories below `directory`; the newest `keep` stay.
+    """Step directories below `directory`; the newest `keep` stay, and the one with the best score.
 
     A directory has its name only while it is whole: one that is written is called staging, one that another takes the
     place of is called replaced, and one that turned out to be damaged is called damaged and never removed.
@@ -96,9 +97,22 @@ class Checkpoints:
         staged.rename(final)
         if replaced.exists():
             shutil.rmtree(replaced)
+        best = read_best(self._directory)
         for old in self.list()[: -self._keep]:
-            shutil.rmtree(old.path)
+            if best is None or old.path != best.path:
+                shutil.rmtree(old.path)
         return SavedCheckpoint(final, state, sums)
+
+    def keep_best(self, score: Score) -> bool:
+        """Rank 0 only: the checkpoint of that step stays until a better one is there. False where there is none."""
+        path = self._directory / f"step-{score.step:06d}"
+        if not path.is_dir():
+            return False
+        write_best(self._directory, Best(score.step, score.label, score.value, path))
+        return True
+
+    def best(self) -> Best | None:
+        return read_best(self._directory)
 
     def recover(self) -> None:
         """Rank 0 only, before the first `latest`: undoes what a crash interrupted, and puts unreadable ones aside."""

@@ -9,7 +9,9 @@ import structlog
 from trivet.v1 import step_pb2, trainer_pb2
 
 from services.common.config import Config
-from services.common.lineage import config_version
+from services.common.errors import GaveUp
+from services.common.held_out import Score
+from services.common.lineage import config_version, evaluation_version
 from services.common.logs import get_logger
 from services.common.records import Records
 from services.common.service_main import starting
@@ -25,6 +27,7 @@ from services.trainer.checkpoint import (
     size_bytes,
 )
 from services.trainer.checksums import sum_files
+from services.trainer.collapse import CollapseGuard, where_to_go_on
 from services.trainer.engine import TrainEngine
 from services.trainer.lease import Lease
 from services.trainer.preference_update import PreferenceUpdater
@@ -74,6 +77,8 @@ class TrainingLoop:
         self._step = 0
         self._phases: dict[str, float] = {}
         self._evaluated: int | None = None
+        self._guard: CollapseGuard | None = None
+        self._reward_fell = False
 
     def run(self) -> bool:
         """True when the last step is done, False when it was asked to stop before.
@@ -95,7 +100,7 @@ class TrainingLoop:
                 self._record(order)
                 if self._due(self._config.trainer.checkpoint_every):
                     self._save()
-                if self._due(self._config.evaluation.every):
+                if self._due(self._config.evaluation.every) or self._reward_fell:
                     self._evaluate()
             elif order.action == step_pb2.STEP_ACTION_SAVE:
                 self._save()
@@ -115,7 +120,12 @@ class TrainingLoop:
             log.info("resumed", checkpoint=str(saved.path))
         if self._lead is None:
             return
-        source = self._lead.source
+        source, records = self._lead.source, self._lead.records
+        self._guard = CollapseGuard(
+            self._config,
+            [record for record in records.evaluations() if record["step"] <= self._step],
+            [record for record in records.steps() if record["step"] <= self._step],
+        )
         source.status.step = source.status.checkpoint_step = self._step
         if saved is not None:
             source.restore(saved.state)
@@ -198,6 +208,8 @@ class TrainingLoop:
                 "metrics": values,
             }
         )
+        if self._guard is not None and "reward_mean" in values:
+            self._reward_fell = self._guard.rewarded(values["reward_mean"])
         log.info("step", loss=values["loss"], reward=values.get("reward_mean"))
 
     def _save(self) -> None:
@@ -228,6 +240,8 @@ class TrainingLoop:
         )
         saved = self._checkpoints.commit(self._step, state, sums)
         source.commit()
+        if self._guard is not None and self._guard.best is not None and self._guard.best.step == self._step:
+            self._keep_best(self._guard.best)
         source.status.checkpoint_step = self._step
         message = checkpoint_message(saved)
         observation.observe_checkpoint(message)
@@ -246,8 +260,27 @@ class TrainingLoop:
             return
         self._lead.source.status.evaluation = values
         observation.observe_evaluation(values)
-        self._lead.records.add_evaluation({"step": self._step, "time": time.time(), "metrics": values})
+        asks = evaluation_version(self._config)
+        self._lead.records.add_evaluation({"step": self._step, "time": time.time(), "asks": asks, "metrics": values})
         log.info("evaluation", **values)
+        if self._guard is not None:
+            self._judge(self._guard, self._lead)
+
+    def _judge(self, guard: CollapseGuard, lead: Lead) -> None:
+        """Raises GaveUp when the run has collapsed."""
+        reason = guard.evaluated(lead.records.evaluations())
+        if reason is not None:
+            raise GaveUp("collapsed", f"{reason}; {where_to_go_on(self._checkpoints.best())}")
+        best = guard.best
+        # The model that the run began with needs no checkpoint.
+        if best is not None and best.step == self._step > 0 and not self._keep_best(best) and guard.improved:
+            lead.source.controls.request_save()
+
+    def _keep_best(self, best: Score) -> bool:
+        kept = self._checkpoints.keep_best(best)
+        if kept:
+            metrics.BEST_CHECKPOINT_STEP.set(best.step)
+        return kept
 
     def _held_out(self) -> dict[str, float] | None:
         """Pairs are for every rank to evaluate; prompts are rank 0's, and the others wait at the next broadcast."""

@@ -60,6 +60,9 @@ CHECKPOINT_STEP = Gauge("trivet_trainer_checkpoint_step", "Step of the newest ch
 CHECKPOINT_TIME = Gauge(
     "trivet_trainer_checkpoint_timestamp_seconds", "When the newest checkpoint was saved; 0 while there is none"
 )
+BEST_CHECKPOINT_STEP = Gauge(
+    "trivet_trainer_best_checkpoint_step", "Step of the checkpoint that is kept for its held-out score; 0 for none"
+)
 CHECKPOINTS_DAMAGED = Counter(
     "trivet_trainer_checkpoints_damaged_total", "Checkpoints that were found damaged at the start and put aside"
 )

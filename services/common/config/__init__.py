@@ -14,6 +14,7 @@ from services.common.config.run import (
     ServerConfig,
 )
 from services.common.config.services import (
+    CollapseConfig,
     OptimizerConfig,
     RecordingConfig,
     ReferenceConfig,
@@ -34,6 +35,7 @@ from services.common.config.weights import WeightsConfig
 __all__ = [
     "AlgorithmConfig",
     "BlobConfig",
+    "CollapseConfig",
     "Config",
     "ConfigError",
     "Consistency",

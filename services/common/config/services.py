@@ -120,6 +120,27 @@ class RecordingConfig(Section):
     keep: int = Field(10, ge=1, description="each takes as much disk as a checkpoint: the newest so many stay")
 
 
+class CollapseConfig(Section):
+    """When a run that has lost what it had learnt ends, naming its best checkpoint (exit status 4)."""
+
+    evaluation_share: float = Field(
+        0.5,
+        ge=0,
+        lt=1,
+        description="a held-out accuracy below this share of the best one, and by more than chance, has fallen; "
+        "0 for never",
+    )
+    evaluations: int = Field(3, ge=1, description="so many fallen evaluations in a row end the run")
+    reward_share: float = Field(
+        0.25,
+        ge=0,
+        lt=1,
+        description="a mean reward below this share of the best one, from the lowest reward on, has the held-out "
+        "prompts evaluated at once; if they have fallen too, the run ends; 0 for never",
+    )
+    reward_steps: int = Field(20, ge=1, description="steps that a mean reward is taken over")
+
+
 class TrainerConfig(Section):
     server: ServerConfig = ServerConfig()
     processes: int = Field(1, ge=1, description="ranks that `trivet up` starts with torchrun")
@@ -137,7 +158,10 @@ class TrainerConfig(Section):
     optimizer: OptimizerConfig = OptimizerConfig()
     recording: RecordingConfig = RecordingConfig()
     checkpoint_every: int = Field(20, ge=1)
-    keep_checkpoints: int = Field(3, ge=1)
+    keep_checkpoints: int = Field(
+        3, ge=1, description="the newest so many, and in addition the one with the best held-out score"
+    )
+    collapse: CollapseConfig = CollapseConfig()
     keep_weights: int = Field(4, ge=2, description="published versions left on disk")
     batch_timeout_seconds: float = Field(1800.0, gt=0, description="no scored group for so long ends the run")
     stop_timeout_seconds: float = Field(

@@ -2,7 +2,8 @@ from io import StringIO
 
 from rich.console import Console
 
-from services.cli.report import plot, summary_table
+from services.cli.report import held_out_lines, plot, summary_table
+from services.common.held_out import Best, write_best
 from services.common.records import Records
 
 
@@ -24,6 +25,41 @@ def test_before_against_after(tmp_path):
     assert "0.250 ± 0.010" in text
     assert "0.750 ± 0.010" in text
     assert "0.300" in text
+
+
+def evaluated(tmp_path, *values):
+    for step, value in enumerate(values):
+        metrics = {"greedy_accuracy": value, "greedy_accuracy_error": 0.02}
+        Records(tmp_path).add_evaluation({"step": 10 * step, "asks": "same", "metrics": metrics})
+
+
+def keep(tmp_path, step, score):
+    path = tmp_path / "checkpoints" / f"step-{step:06d}"
+    path.mkdir(parents=True)
+    write_best(path.parent, Best(step, "held-out accuracy", score, path))
+    return path
+
+
+def test_the_best_checkpoint_is_named(tmp_path):
+    assert list(held_out_lines(tmp_path, 0.5)) == []
+    evaluated(tmp_path, 0.5, 0.75, 0.7)
+    path = keep(tmp_path, 10, 0.75)
+    assert list(held_out_lines(tmp_path, 0.5)) == [f"best        {path} (held-out accuracy 0.750)"]
+
+
+def test_a_run_that_ended_far_below_its_best_says_so(tmp_path):
+    evaluated(tmp_path, 0.5, 0.75, 0.0)
+    path = keep(tmp_path, 10, 0.75)
+    assert list(held_out_lines(tmp_path, 0.5))[1] == (
+        f"The run has ended far below its best: held-out accuracy 0.000 at step 20, 0.750 at step 10: {path}"
+    )
+
+
+def test_a_run_that_ended_far_below_its_start_says_so(tmp_path):
+    evaluated(tmp_path, 0.75, 0.3, 0.0)
+    keep(tmp_path, 10, 0.3)
+    (line,) = held_out_lines(tmp_path, 0.5)
+    assert line.endswith("0.750 at step 0: the model that the run began with")
 
 
 def test_the_plot_is_a_picture(tmp_path):
