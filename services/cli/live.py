@@ -10,6 +10,7 @@ from rich.text import Text
 from trivet.v1 import trainer_pb2
 
 from services.cli.observation import Observation
+from services.cli.report import doubts
 
 COLUMNS = 3
 UNKNOWN = "–"
@@ -52,7 +53,7 @@ def line(trainer: trainer_pb2.TrainerServiceGetStatusResponse) -> str:
         f"held-out greedy {_number(held_out, 'greedy_accuracy')} sampled {_number(held_out, 'sampled_accuracy')}  "
         f"kl {_number(step, 'kl', 4)}  ratio {_number(step, 'sampler_ratio_mean', 4)}  "
         f"routing {_number(step, 'routing_agreement', 4)}  masked {_number(step, 'masked_sequence_ratio')}  "
-        f"{step['tokens_per_second']:.0f} tokens/s"
+        f"{step['tokens_per_second']:.0f} tokens/s" + "".join(f"\n  {doubt}" for doubt in doubts(step))
     )
 
 
@@ -75,7 +76,8 @@ def panel(run: str, seen: Observation) -> RenderableType:
     ]
     for first in range(0, len(cells), COLUMNS):
         table.add_row(*(text for cell in cells[first : first + COLUMNS] for text in cell))
-    return Group(table, ProgressBar(total=max(1, trainer.steps), completed=trainer.step, width=100))
+    bar = ProgressBar(total=max(1, trainer.steps), completed=trainer.step, width=100)
+    return Group(table, *(Text(doubt, style="yellow") for doubt in doubts(trainer.metrics)), bar)
 
 
 def _sample_cells(seen: Observation, trainer: trainer_pb2.TrainerServiceGetStatusResponse) -> list[tuple[str, str]]:

@@ -1,13 +1,13 @@
 """What is left of a run to look at: a table before against after, and a picture."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
 from services.common.held_out import best_score, comparable_scores, read_best
-from services.common.records import Records
+from services.common.records import STEPS_WITHOUT_SIGNAL, WARNED_AFTER_STEPS, Records
 
 Record = dict[str, Any]
 
@@ -73,6 +73,17 @@ def held_out_lines(run: Path, share: float) -> Iterator[str]:
             f"The run has ended far below its best: {best.label} {scores[-1].value:.3f} at step {scores[-1].step}, "
             f"{best.value:.3f} at step {best.step}: {where}"
         )
+
+
+def doubts(step: Mapping[str, float]) -> list[str]:
+    """What a step's metrics say against the run, in sentences."""
+    without = step.get(STEPS_WITHOUT_SIGNAL, 0.0)
+    if without < WARNED_AFTER_STEPS:
+        return []
+    return [
+        f"nothing to learn in the last {without:.0f} steps: the answers to each prompt all had the same reward "
+        "(docs/runbook.md#nothing-to-learn)"
+    ]
 
 
 def plot(records: Records, path: Path) -> None:

@@ -15,7 +15,7 @@ from services.cli.check import refuse_problems
 from services.cli.live import View
 from services.cli.observation import Observer, observing
 from services.cli.progress import SavedStep, is_finished, newest_checkpoint
-from services.cli.report import held_out_lines, plot, summary_table
+from services.cli.report import doubts, held_out_lines, plot, summary_table
 from services.cli.run_lock import LOCK_FILE, RunTaken, refuse_taken, run_lock
 from services.cli.start import (
     EXIT_FAILED,
@@ -166,6 +166,8 @@ def _report(console: Console, config: Config, saved: SavedStep | None, seconds: 
     if table is None:
         return
     console.print(table)
+    for sentence in doubts(records.steps()[-1]["metrics"]):
+        say(console, sentence, style="yellow")
     if seconds is not None:
         say(console, f"{seconds:.0f} s in all")
     picture = config.run.path / "plot.png"

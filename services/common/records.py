@@ -9,6 +9,11 @@ from services.common.logs import get_logger
 
 log = get_logger(__name__)
 
+# A step metric: steps in a row, up to this one, whose rewards told no answer from another.
+STEPS_WITHOUT_SIGNAL = "steps_without_signal"
+# From so many on a run's learning is in doubt.
+WARNED_AFTER_STEPS = 5
+
 
 class Records:
     """Append-only. A step trained again after a resume has a second line: the last one of a step holds."""

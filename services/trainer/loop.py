@@ -29,6 +29,7 @@ from services.trainer.checkpoint import (
 from services.trainer.checksums import sum_files
 from services.trainer.collapse import CollapseGuard, where_to_go_on
 from services.trainer.engine import TrainEngine
+from services.trainer.learning_signal import LearningSignal
 from services.trainer.lease import Lease
 from services.trainer.preference_update import PreferenceUpdater
 from services.trainer.publication import Publication, Release
@@ -74,6 +75,7 @@ class TrainingLoop:
         self._engine, self._updater, self._checkpoints = machinery.engine, machinery.updater, machinery.checkpoints
         self._recorder, self._model, self._settings = machinery.recorder, machinery.model, machinery.settings
         self._publication = Publication(machinery.engine, machinery.source, lead.release if lead else None)
+        self._signal = LearningSignal(config)
         self._step = 0
         self._phases: dict[str, float] = {}
         self._evaluated: int | None = None
@@ -194,6 +196,8 @@ class TrainingLoop:
             return
         sampled = self._config.data.preferences is None
         values = {**self._values, **summarize(order, self._step - 1, self._phases, sampled=sampled)}
+        if sampled:
+            values |= self._signal.observe(order.groups)
         self._phases = {}
         status = self._lead.source.status
         status.metrics, status.step = values, self._step

@@ -13,6 +13,8 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from services.common.records import STEPS_WITHOUT_SIGNAL
+
 PREFIX = "trivet_trainer_"
 OTHER_VALUES_KEPT = 64
 
@@ -94,6 +96,11 @@ STEP_GAUGES = (
         "groups_without_variance_ratio",
         "groups_without_variance",
         "Share of groups whose rewards are all the same, and so teach nothing",
+    ),
+    _one(
+        "steps_without_signal",
+        STEPS_WITHOUT_SIGNAL,
+        "Steps in a row whose rewards told no answer to a prompt from another, so that nothing could be learnt",
     ),
     _one("completion_tokens_mean", "length_mean", "Tokens of a completion, mean over the step's samples"),
     _one("truncated_samples_ratio", "truncated_ratio", "Share of samples that were cut off at sampling.max_tokens"),

@@ -90,6 +90,7 @@ LEARNING: tuple[Panel, ...] = (
         last("trivet_trainer_groups_without_variance_ratio", "groups without variance"),
         minimum=0,
         maximum=1,
+        alerts=("nothing-to-learn",),
     ),
     heatmap("Advantages", "Advantages of single samples in ten minutes.", "trivet_trainer_sample_advantage"),
 )
