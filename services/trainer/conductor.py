@@ -53,9 +53,10 @@ class Conductor:
         self._prompts, self._samples = streams.prompts(CONSUMER), streams.samples(CONSUMER)
         self._scored = streams.scored(CONSUMER)
         self._issuer = Issuer(config, self.data)
-        self._feed = WeightFeed(self.client, config.run.name)
-        self.step = self._newest_before = 0
-        self._verifier = Verifier(self._issuer, config.reward, lambda: max(self.step, self._newest_before))
+        self.step = 0
+        # Rollouts may still sample under what was published before this start, also after the checkpoint's step.
+        published = WeightFeed(self.client, config.run.name).newest_version()
+        self._verifier = Verifier(self._issuer, config.reward, lambda: max(self.step, published))
         # Seconds of waiting without an arrival, and since what is outstanding was last looked for.
         self._silence = self._unreconciled = 0.0
         self.intake = Intake(
@@ -93,8 +94,6 @@ class Conductor:
         self.step, self._issuer.history = state.step, state.history
         self.ledger.restore(state.ledger)
         self._verifier.restore(state.ledger.get("sampling", []))
-        # What was published after the checkpoint was sampled under, too.
-        self._newest_before = self._feed.newest_version()
         self.intake.recover()
         withheld = self.ledger.withhold(self._steps_left, self.intake.held_issues())
         if withheld:

@@ -225,16 +225,21 @@ def test_settings_that_changed_between_two_starts_are_good_for_what_was_issued_b
     assert len(again.dump()["sampling"]) == 2
 
 
-def test_versions_of_before_a_crash_are_known(config, redis_client, play):
+@pytest.mark.parametrize("saved", [True, False])
+def test_versions_of_before_a_start_are_known(config, redis_client, play, saved):
+    """Also without a checkpoint: rollouts sample on until they have loaded the new version 0."""
     from trivet.v1 import weights_pb2
 
     made = conductor(config, redis_client)
     made.issue()
     for version in (0, 1, 0):
         WeightFeed(redis_client, "run").announce(weights_pb2.WeightVersion(version=version, fingerprint=f"f{version}"))
-    play.answer(future_version)
     again = conductor(config, redis_client)
-    again.restore(state(made))
+    if saved:
+        again.restore(state(made))
+    else:
+        again.issue()
+    play.answer(future_version)
     assert trained(until_training(again)) == [0, 1]
 
 
