@@ -36,8 +36,8 @@ async def test_the_built_in_scorers_need_less_memory_than_the_least_that_can_be_
 
 
 @pytest.mark.parametrize("end", ["timeout", "pool"])
-async def test_what_a_scorer_starts_ends_with_it(tmp_path, end):
-    trace = str(tmp_path / "trace")
+async def test_what_a_scorer_starts_ends_with_it(open_path, end):
+    trace = str(open_path / "trace")
     async with OpenPool(DAEMON, workers=1, timeout_seconds=5 if end == "timeout" else 30) as pool:
         scoring = asyncio.create_task(
             pool.score(DAEMON, "hang" if end == "timeout" else "", json.dumps({"trace": trace}))
@@ -100,8 +100,8 @@ def reached(what):
     return json.loads(output.splitlines()[-1])
 
 
-def test_nothing_outlives_a_service_that_is_killed(tmp_path):
-    trace = str(tmp_path / "trace")
+def test_nothing_outlives_a_service_that_is_killed(open_path):
+    trace = str(open_path / "trace")
     service = start_service(DAEMON, "hang", trace=trace)
     try:
         child = _started(trace + ".child")

@@ -84,8 +84,8 @@ async def test_one_sample_without_a_score_fails_the_group_and_is_named():
 
 
 @pytest.mark.parametrize("failures", [2, 3])
-async def test_a_failing_scorer_is_tried_again_as_often_as_configured(tmp_path, failures):
-    calls = tmp_path / "calls"
+async def test_a_failing_scorer_is_tried_again_as_often_as_configured(open_path, failures):
+    calls = open_path / "calls"
     async with Scoring(":flaky", retries=2) as scoring:
         before = _metric("trivet_reward_retries_total", scorer="reward_test_scorers:flaky", code="scorer_error")
         outcome = await scoring.score("12", calls=str(calls), failures=failures)
@@ -115,12 +115,12 @@ async def test_what_cannot_get_better_is_not_tried_again():
         ("dies", "scorer_crash", 2),
     ],
 )
-async def test_a_failure_is_tried_again_where_that_may_help(tmp_path, name, code, calls):
+async def test_a_failure_is_tried_again_where_that_may_help(open_path, name, code, calls):
     scorer = f"reward_evil_scorers:{name}"
     async with Scoring(scorer, timeout_seconds=0.5, retries=5) as scoring:
-        outcome = await scoring.score("12", calls=str(tmp_path / "calls"))
+        outcome = await scoring.score("12", calls=str(open_path / "calls"))
         assert (outcome.code, outcome.scorer) == (code, scorer)
-        assert len((tmp_path / "calls").read_text()) == calls
+        assert len((open_path / "calls").read_text()) == calls
 
 
 async def test_a_group_that_makes_the_service_itself_raise_is_given_up_alone(monkeypatch):
@@ -144,8 +144,8 @@ async def test_a_timeout_is_a_failure_and_counted():
         assert _metric("trivet_reward_failures_total", code="scorer_timeout") - before == 1
 
 
-async def test_a_deterministic_score_is_computed_once(tmp_path):
-    calls = tmp_path / "calls"
+async def test_a_deterministic_score_is_computed_once(open_path):
+    calls = open_path / "calls"
     async with Scoring(":counted") as scoring:
         first = await scoring.score("12", calls=str(calls))
         again = await scoring.score("12", calls=str(calls))
@@ -156,8 +156,8 @@ async def test_a_deterministic_score_is_computed_once(tmp_path):
         assert calls.read_text() == "xx"
 
 
-async def test_without_the_mark_or_without_room_nothing_is_cached(tmp_path):
-    calls = tmp_path / "calls"
+async def test_without_the_mark_or_without_room_nothing_is_cached(open_path):
+    calls = open_path / "calls"
     async with Scoring(":counted", cache_size=0) as scoring:
         await scoring.score("12", calls=str(calls))
         await scoring.score("12", calls=str(calls))
@@ -168,7 +168,7 @@ async def test_without_the_mark_or_without_room_nothing_is_cached(tmp_path):
         assert scoring.stats.cache_hits == 0
 
 
-async def test_a_failure_is_not_cached(tmp_path):
+async def test_a_failure_is_not_cached(open_path):
     async with Scoring("exact_match", retries=0) as scoring:
         for _ in range(2):
             assert (await scoring.score("12", other="12")).code == "scorer_metadata"
