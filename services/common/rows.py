@@ -13,6 +13,9 @@ from typing import Any
 from services.common.config import PreferenceSourceConfig, SourceConfig
 from services.common.errors import InvalidData, Unavailable
 
+# The prompt, or all columns beside it: the reward service refuses more.
+MAX_TEXT_BYTES = 4 * 2**20
+
 AnySource = SourceConfig | PreferenceSourceConfig
 
 

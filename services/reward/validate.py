@@ -6,9 +6,8 @@ from typing import NoReturn
 from trivet.v1 import sample_pb2
 
 from services.common.errors import InvalidData
+from services.common.rows import MAX_TEXT_BYTES
 from services.common.samples import check_logprobs
-
-MAX_TEXT_BYTES = 4 * 2**20
 
 
 def check_group(group: sample_pb2.Group) -> None:

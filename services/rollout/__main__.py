@@ -20,10 +20,11 @@ from services.common.exit_codes import CONFIGURATION, FAILED, FINISHED
 from services.common.exposition import EXPOSITION
 from services.common.lineage import code_version, config_version
 from services.common.logs import configure_logs, get_logger
+from services.common.model_path import check_model_path
 from services.common.redis_client import connect
 from services.common.rollouts import RolloutRegistry
 from services.common.server import ServiceServer
-from services.common.service_main import parse_service_arguments, report_end
+from services.common.service_main import parse_service_arguments, report_end, starting
 from services.common.streams import RunStreams
 from services.common.weights import WeightFeed
 from services.rollout.engine import Engine
@@ -46,6 +47,8 @@ def main() -> int:
     EXPOSITION.configure("rollout", config.run.name)
     rollout_id = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
     try:
+        with starting():
+            check_model_path(config.model.path, "model.path")
         client = connect(config.redis)
         client.ping()
         set_defaults()

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from services.common.config import DataConfig, SourceConfig
 from services.common.errors import InvalidData
 from services.common.lineage import data_version
-from services.common.rows import Row, metadata, read_rows, refuse_surrogates
+from services.common.rows import MAX_TEXT_BYTES, Row, metadata, read_rows, refuse_surrogates
 from services.trainer.renderer import Renderer, Tokenizer
 from services.trainer.rows import RowSet, split_off, use_rows
 
@@ -111,6 +111,11 @@ class _Reading:
                 "(data.max_prompt_tokens; data.too_long: drop leaves such rows out)",
             )
         metadata_json, left_out = metadata(row, name)
+        for size, field in ((len(text.encode()), name), (len(metadata_json), "other columns")):
+            if size > MAX_TEXT_BYTES:
+                raise InvalidData(
+                    "data_size", f"{row.where}: {size} bytes of {field}, at most {MAX_TEXT_BYTES} can be scored"
+                )
         self.columns_left_out |= left_out
         return PromptRow(prompt_id, text, token_ids, metadata_json)
 

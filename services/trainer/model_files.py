@@ -5,9 +5,9 @@ from pathlib import Path
 
 from services.common.config import Config
 from services.common.errors import InvalidData, Unavailable
+from services.common.model_path import check_model_path
 from services.trainer.renderer import Tokenizer
 
-WEIGHTS = ("*.safetensors", "*.bin")
 VOCABULARIES = ("tokenizer.json", "vocab.*", "*.model", "*.tiktoken", "tekken.json")
 HUB_SECONDS = 10.0
 
@@ -25,16 +25,22 @@ def model_paths(config: Config) -> Iterator[tuple[str, str]]:
 
 def check_model(path: str, key: str) -> None:
     """Raises InvalidData that names `key` where there is no checkpoint, Unavailable where the hub does not answer."""
-    if Path(path).is_dir():
-        _check_directory(Path(path), f"{key} is {path!r}")
-    elif Path(path).exists():
-        raise InvalidData("model_missing", f"{key} is {path!r}, expected a directory: it is a file")
-    else:
-        _check_hub(path, f"{key} is {path!r}, expected a checkpoint's directory or hub id: there is no such directory")
+    from transformers import AutoConfig
+
+    check_model_path(path, key)
+    if not Path(path).is_dir():
+        _ask_hub(path, f"{key} is {path!r}: there is no such directory")
+        return
+    try:
+        AutoConfig.from_pretrained(path)
+    except (OSError, ValueError, KeyError) as error:
+        raise InvalidData(
+            "model_unreadable", f"{key} is {path!r}, whose config.json transformers does not read ({error})"
+        ) from error
 
 
 def open_tokenizer(path: str) -> Tokenizer:
-    """Raises InvalidData where there is none."""
+    """Raises InvalidData where there is none, Unavailable where it would come from the hub and does not."""
     from transformers import AutoTokenizer
 
     # Without any, transformers makes an empty tokenizer for some models.
@@ -43,37 +49,21 @@ def open_tokenizer(path: str) -> Tokenizer:
     try:
         tokenizer: Tokenizer = AutoTokenizer.from_pretrained(path)
     except (OSError, ValueError, KeyError) as error:
-        raise InvalidData(
-            "tokenizer_missing", f"model.path is {path!r}, which has no tokenizer that transformers reads ({error})"
-        ) from error
+        reason = f"model.path is {path!r}, which has no tokenizer that transformers reads ({error})"
+        if isinstance(error, OSError) and not Path(path).is_dir():
+            raise Unavailable("hub_unavailable", reason) from error
+        raise InvalidData("tokenizer_missing", reason) from error
     return tokenizer
 
 
-def _check_directory(directory: Path, given: str) -> None:
-    from transformers import AutoConfig
-
-    if not (directory / "config.json").is_file():
-        raise InvalidData("model_missing", f"{given}, expected a checkpoint: there is no config.json")
-    if not any(file.stat().st_size for pattern in WEIGHTS for file in directory.glob(pattern)):
-        raise InvalidData("model_missing", f"{given}, expected a checkpoint: there are no weights ({WEIGHTS[0]})")
-    try:
-        AutoConfig.from_pretrained(directory)
-    except (OSError, ValueError, KeyError) as error:
-        raise InvalidData(
-            "model_unreadable", f"{given}, whose config.json transformers does not read ({error})"
-        ) from error
-
-
-def _check_hub(name: str, missing: str) -> None:
+def _ask_hub(name: str, missing: str) -> None:
     from huggingface_hub import HfApi, constants, try_to_load_from_cache
-    from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
+    from huggingface_hub.errors import RepositoryNotFoundError
 
+    if isinstance(try_to_load_from_cache(name, "config.json"), str):
+        return
     try:
-        if isinstance(try_to_load_from_cache(name, "config.json"), str):
-            return
         HfApi(endpoint=constants.ENDPOINT).model_info(name, timeout=HUB_SECONDS)
-    except HFValidationError as error:
-        raise InvalidData("model_missing", missing) from error
     except RepositoryNotFoundError as error:
         raise InvalidData("model_missing", f"{missing}, nor such a model on the hub that may be read") from error
     except Exception as error:

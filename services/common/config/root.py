@@ -53,9 +53,9 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _combinations(self) -> "Config":
-        for check in (_lengths, _data, _sampling, _schedule, _weights, _servers):
-            for problem in check(self):
-                raise ValueError(problem)
+        checks = (_lengths, _data, _sampling, _schedule, _weights, _servers)
+        if problems := [problem for check in checks for problem in check(self)]:
+            raise ValueError("; ".join(problems))
         return self
 
     def dump(self) -> dict[str, Any]:

@@ -30,6 +30,14 @@ def test_overrides_are_yaml(tree):
     assert not config.rl_stability.consistency.keep_routing
 
 
+def test_all_combinations_that_cannot_work_are_told_at_once():
+    overrides = ["sampling.group_size=1", "trainer.minibatches=5", "rollout.server.host=0.0.0.0"]
+    with pytest.raises(ConfigError) as refusal:
+        load_config(QUICKSTART, overrides)
+    for words in ("sampling.group_size is 1", "trainer.groups_per_step is 32", "rollout.server.token is missing"):
+        assert words in str(refusal.value)
+
+
 @pytest.mark.parametrize(
     ("override", "sentence"),
     [

@@ -106,6 +106,10 @@ GOOD = [{"prompt": "a"}, {"prompt": "b"}]
         ({"prompt": "b \ud83d"}, r"d.jsonl line 3: prompt holds '\\ud83d' at character 2, half of a surrogate pair"),
         ({"prompt": "b", "id": "\udc00"}, r"d.jsonl line 3: id holds '\\udc00' at character 0"),
         ({"prompt": 7}, "d.jsonl line 3: prompt is 7, expected a non-empty string"),
+        (
+            {"prompt": "b", "page": "x" * 2**22},
+            r"d.jsonl line 3: \d+ bytes of other columns, at most 4194304 can be scored",
+        ),
         ({"question": "b", "answer": 1}, r"line 3: there is no column 'prompt' \(data.train.prompt_field\), only id, "),
     ],
 )

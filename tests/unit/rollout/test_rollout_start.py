@@ -1,0 +1,39 @@
+"""The rollout as a process, on a model that it cannot use: status 2 and the reason, before vLLM is imported."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+TREE = {
+    "run": {"name": "start"},
+    "data": {"train": {"kind": "jsonl", "path": "none.jsonl"}},
+    "reward": {"scorers": [{"name": "exact_match"}]},
+    "redis": {"url": "redis://127.0.0.1:9/0"},
+}
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        (None, "there is no such directory"),
+        ([], "there is no config.json"),
+        (["config.json"], "there are no weights"),
+    ],
+)
+def test_a_model_that_is_not_there_is_refused(tmp_path, files, words):
+    model = tmp_path / "model"
+    for name in files or ():
+        model.mkdir(exist_ok=True)
+        (model / name).write_text("{}", encoding="utf-8")
+    if files == []:
+        model.mkdir()
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump({**TREE, "model": {"path": str(model)}}), encoding="utf-8")
+    command = [sys.executable, "-m", "services.rollout", "--config", str(tmp_path / "run.yaml")]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == 2, ended.stderr
+    reason = json.loads(ended.stderr.splitlines()[-1])["reason"]
+    assert reason.startswith(f"model.path is {str(model)!r}")
+    assert words in reason
