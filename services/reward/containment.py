@@ -8,6 +8,7 @@ import signal
 import sys
 import sysconfig
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,11 @@ CAPABILITY_VERSION_3 = 0x20080522
 LANDLOCK_ABI = 6
 
 NOBODY = "nobody"
+# Of at most 1,000: where memory runs out, the kernel ends scorers before the service and its neighbours.
+OOM_SCORE = "500"
 OPEN_FILES = 1_024
-FILE_BYTES = 2**30
+# A judge's weights may be that large, a log should not be.
+FILE_BYTES = 16 * 2**30
 # Of a user who runs nothing else. Threads count, too.
 PROCESSES = 1_024
 
@@ -109,6 +113,8 @@ def contain(memory_mib: int | None, user: User | None, parent: int) -> list[str]
     """Binds this process for good, and ends it with its parent. The measures that cannot be had here."""
     missing = []
     os.setsid()
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(OOM_SCORE)
     _limit(resource.RLIMIT_CORE, 0)
     _limit(resource.RLIMIT_NOFILE, OPEN_FILES)
     _limit(resource.RLIMIT_FSIZE, FILE_BYTES)

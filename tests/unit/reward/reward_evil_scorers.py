@@ -248,5 +248,6 @@ REACHES = {
         for which in (resource.RLIMIT_CORE, resource.RLIMIT_NOFILE, resource.RLIMIT_FSIZE, resource.RLIMIT_DATA)
     ],
     "sockets": lambda metadata: len(list(channels())),
+    "oom score": lambda metadata: Path("/proc/self/oom_score_adj").read_text().strip(),
     "session": lambda metadata: os.getsid(0) == os.getpid(),
 }

@@ -134,8 +134,9 @@ def test_scorers_cannot_end_the_service():
 def test_scorers_have_no_privileges_no_core_dumps_and_limits():
     status = reached("status")
     assert (status["CapEff"], status["CapPrm"], status["NoNewPrivs"]) == ("0" * 16, "0" * 16, "1")
-    assert reached("limits") == [[0, 0], [1_024] * 2, [2**30] * 2, [2**31] * 2]
+    assert reached("limits") == [[0, 0], [1_024] * 2, [2**34] * 2, [2**31] * 2]
     assert reached("session") is True
+    assert reached("oom score") == "500"
     # The one to the service: not the fork server's.
     assert reached("sockets") == 1
 

@@ -49,6 +49,19 @@ async def test_a_process_that_dies_takes_only_its_own_sample_with_it():
         assert outcomes[:10] + outcomes[11:] == [1.0] * 20
 
 
+async def test_a_call_that_is_given_up_ends_its_process_and_not_the_pool():
+    async with OpenPool("sleepy", "process_id", workers=1) as open_pool:
+        victim = int(await open_pool.score("process_id"))
+        call = asyncio.create_task(open_pool.score("sleepy", metadata_json='{"seconds": 60}'))
+        waiting = asyncio.create_task(open_pool.score("process_id"))
+        await asyncio.sleep(0.1)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        assert await asyncio.wait_for(waiting, 20) != victim
+        await asyncio.to_thread(eventually, lambda: not is_alive(victim))
+
+
 async def test_an_idle_process_that_is_killed_is_replaced():
     async with OpenPool("process_id", workers=1) as open_pool:
         victim = int(await open_pool.score("process_id"))
