@@ -2,30 +2,11 @@ from typing import Any
 
 import torch
 
-from services.common.config import Config, ConfigError
-
-_OWNED = {
-    "train_batch_size",
-    "train_micro_batch_size_per_gpu",
-    "gradient_accumulation_steps",
-    "optimizer",
-    "scheduler",
-    "fp16",
-    "bf16",
-    "gradient_clipping",
-}
+from services.common.config import Config
 
 
 def deepspeed_config(config: Config) -> dict[str, Any]:
-    """What deepspeed.initialize gets, `trainer.deepspeed` merged in. Raises ConfigError for keys that Trivet owns."""
-    extra = config.trainer.deepspeed
-    taken = sorted(_OWNED & extra.keys())
-    if "stage" in extra.get("zero_optimization", {}):
-        taken.append("zero_optimization.stage")
-    if taken:
-        raise ConfigError(
-            f"trainer.deepspeed sets {taken}, which Trivet sets itself from the rest of the configuration"
-        )
+    """What deepspeed.initialize gets, `trainer.deepspeed` merged in, which holds no key that Trivet sets itself."""
     own = {
         # The number of micro-batches varies from step to step: the engine sets the accumulation boundary itself.
         "train_micro_batch_size_per_gpu": 1,
@@ -37,7 +18,7 @@ def deepspeed_config(config: Config) -> dict[str, Any]:
         "gradient_clipping": config.trainer.optimizer.max_grad_norm,
         "steps_per_print": None,
     }
-    return _merge(own, extra)
+    return _merge(own, config.trainer.deepspeed)
 
 
 def inference_config(config: Config, dtype: torch.dtype) -> dict[str, Any]:

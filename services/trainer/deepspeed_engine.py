@@ -36,8 +36,8 @@ _REDUCTIONS = {"sum": dist.ReduceOp.SUM, "min": dist.ReduceOp.MIN, "max": dist.R
 def open_engine(config: Config) -> "DeepSpeedEngine":
     """Joins the process group (torchrun's variables, else alone), loads the policy and shards it.
 
-    Raises InvalidData for a model that cannot be trained exactly, ConfigError for a DeepSpeed key that Trivet owns,
-    ValueError for an unknown algorithm: it decides whether there is a value head or a critic.
+    Raises InvalidData for a model that cannot be trained exactly, ValueError for an unknown algorithm: it decides
+    whether there is a value head or a critic.
     """
     judged = find_algorithm(config.algorithm.name).value is not None
     separate = judged and config.algorithm.critic == "separate"

@@ -66,6 +66,11 @@ class DataConfig(Section):
             raise ValueError(f"{given}, expected either train (prompts to sample) or preferences (pairs)")
         if self.preferences is not None and self.validation is not None:
             raise ValueError("validation is given, expected none: a share of preferences is split off")
+        if self.system_prompt is not None and not self.chat_template:
+            raise ValueError(
+                "system_prompt is given while chat_template is false, expected one or the other: "
+                "a prompt that is used as it stands has no place for it"
+            )
         return self
 
     @property

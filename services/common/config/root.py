@@ -8,6 +8,7 @@ from services.common.addresses import is_loopback
 from services.common.config.algorithm import AlgorithmConfig
 from services.common.config.base import Section
 from services.common.config.data import DataConfig
+from services.common.config.engines import deepspeed_problems, vllm_problems
 from services.common.config.run import (
     BlobConfig,
     EvaluationConfig,
@@ -53,13 +54,18 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _combinations(self) -> "Config":
-        checks = (_lengths, _data, _sampling, _schedule, _weights, _servers)
+        checks = (_engines, _lengths, _data, _sampling, _schedule, _weights, _servers)
         if problems := [problem for check in checks for problem in check(self)]:
             raise ValueError("; ".join(problems))
         return self
 
     def dump(self) -> dict[str, Any]:
         return self.model_dump(mode="json")
+
+
+def _engines(config: Config) -> Iterator[str]:
+    yield from vllm_problems(config.rollout.engine)
+    yield from deepspeed_problems(config.trainer.deepspeed)
 
 
 def _lengths(config: Config) -> Iterator[str]:

@@ -24,27 +24,9 @@ class RolloutConfig(Section):
     )
     load_timeout_seconds: float = Field(600.0, gt=0)
     generate_timeout_seconds: float = Field(1800.0, gt=0)
-    engine: dict[str, Any] = Field(default_factory=dict, description="further vLLM engine arguments")
-
-    @model_validator(mode="after")
-    def _engine_keys(self) -> "RolloutConfig":
-        owned = {
-            "model",
-            "dtype",
-            "seed",
-            "max_model_len",
-            "logprobs_mode",
-            "max_logprobs",
-            "worker_extension_cls",
-            "enable_return_routed_experts",
-            "return_sampling_mask",
-            "weight_transfer_config",
-        }
-        if taken := owned & self.engine.keys():
-            raise ValueError(
-                f"engine sets {sorted(taken)}, which Trivet sets itself from the rest of the configuration"
-            )
-        return self
+    engine: dict[str, Any] = Field(
+        default_factory=dict, description="further vLLM engine arguments, of those that change speed and memory alone"
+    )
 
 
 class ScorerConfig(Section):
@@ -168,4 +150,6 @@ class TrainerConfig(Section):
         600.0, gt=0, description="how long `trivet up` lets a stop end the step and write a checkpoint"
     )
     max_lost_groups: int = Field(64, ge=0, description="more dead-lettered groups in a row than this end the run")
-    deepspeed: dict[str, Any] = Field(default_factory=dict, description="further DeepSpeed configuration")
+    deepspeed: dict[str, Any] = Field(
+        default_factory=dict, description="further DeepSpeed configuration, of what changes speed and memory alone"
+    )

@@ -1,8 +1,11 @@
+import ast
+import importlib.util
 import os
+from pathlib import Path
 
 import pytest
 
-from services.common.config import ConfigError, parse_config
+from services.common.config import ConfigError, engines, parse_config
 from services.rollout.arguments import EXTENSION, base_arguments, capture_arguments
 from services.rollout.environment import DEFAULTS, set_defaults
 
@@ -87,3 +90,21 @@ def test_the_environment_is_only_filled_in(monkeypatch):
     set_defaults()
     assert os.environ["OMP_NUM_THREADS"] == "7"
     assert os.environ["VLLM_NO_USAGE_STATS"] == "1"
+
+
+def test_every_argument_that_is_taken_or_refused_by_name_is_one_of_vllms():
+    """A name that vLLM has dropped would be taken at load and end the rollout."""
+    (package,) = importlib.util.find_spec("vllm").submodule_search_locations
+    source = ast.parse((Path(package) / "engine" / "arg_utils.py").read_text(encoding="utf-8"))
+    classes = [node for node in source.body if isinstance(node, ast.ClassDef) and node.name.endswith("EngineArgs")]
+    known = {
+        field.target.id
+        for node in classes
+        for field in node.body
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+    }
+    assert len(known) > 200
+    assert known >= engines.VLLM_TAKEN
+    assert known >= engines.VLLM_OWNED
+    assert engines.VLLM_REFUSED.keys() <= known
+    assert not engines.VLLM_TAKEN & engines.VLLM_REFUSED.keys()

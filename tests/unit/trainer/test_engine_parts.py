@@ -14,7 +14,7 @@ import torch
 from model_families import make_model
 
 import services
-from services.common.config import Config, ConfigError, parse_config
+from services.common.config import Config, ConfigError, engines, parse_config
 from services.common.errors import InvalidData
 from services.trainer.deepspeed_config import deepspeed_config, inference_config
 from services.trainer.engine_checkpoint import (
@@ -215,3 +215,11 @@ def test_tokenizer_files_are_copied_and_weights_are_not(tmp_path: Path) -> None:
     copy_tokenizer(source, target)
     assert {path.name for path in target.iterdir()} == wanted
     assert all((target / name).read_text(encoding="utf-8") == name for name in wanted)
+
+
+def test_every_zero_option_that_is_taken_is_one_of_deepspeeds() -> None:
+    """A name that DeepSpeed has dropped would be taken at load and end the trainer."""
+    from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+
+    known = {field.alias or name for name, field in DeepSpeedZeroConfig.model_fields.items()}
+    assert known >= engines.ZERO_TAKEN
