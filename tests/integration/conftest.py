@@ -1,6 +1,8 @@
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from leftovers import Leftovers
 
 
 @pytest.fixture(scope="session")
@@ -12,3 +14,10 @@ def quickstart_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("quickstart") / "model"
     build(directory, 1, WarmupSettings(most_steps=20), sizes=Sizes(train=256, validation=16, probe=16))
     return directory
+
+
+@pytest.fixture
+def leftovers() -> Iterator[Leftovers]:
+    """Of what the test starts."""
+    with Leftovers() as found:
+        yield found

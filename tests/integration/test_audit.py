@@ -45,25 +45,12 @@ def audit(config_file: Path, *arguments: str, token: str = "") -> "subprocess.Co
     return subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment, check=False)
 
 
-def processes_of(directory: Path) -> list[str]:
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            except (FileNotFoundError, ProcessLookupError):
-                continue
-            if str(directory) in command and "pytest" not in command:
-                found.append(command)
-    return found
-
-
 @pytest.mark.timeout(300)
-def test_sampler_and_trainer_agree_and_the_mask_is_what_makes_them(config_file: Path) -> None:
+def test_sampler_and_trainer_agree_and_the_mask_is_what_makes_them(config_file: Path, leftovers) -> None:
     ended = audit(config_file, "--samples", "128")
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "✓ sampler and trainer agree" in ended.stdout
-    assert processes_of(config_file.parent) == []
+    assert leftovers.found() == []
 
     report = read_report(config_file.parent / "runs" / "quickstart" / "audit.json")
     assert report.samples == 128

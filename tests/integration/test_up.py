@@ -1,7 +1,6 @@
 """`trivet up` as a user runs it: two ranks under ZeRO-3, Ctrl-C on the way, going on from the checkpoint."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -52,20 +51,6 @@ def rest_of(process: "subprocess.Popen[str]", timeout: float) -> str:
         pytest.fail(f"still running after {timeout} s:\n{process.communicate(timeout=10)[0]}")
 
 
-def processes_of(directory: Path) -> list[str]:
-    """Every process of the run names its configuration or its Redis directory."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and int(entry.name) != os.getpid():
-            try:
-                command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            except (FileNotFoundError, ProcessLookupError):
-                continue
-            if str(directory) in command:
-                found.append(command)
-    return found
-
-
 def wait_for_step(directory: Path, step: int, process: "subprocess.Popen[str]") -> None:
     records = Records(directory / "runs" / "quickstart")
     deadline = time.monotonic() + 240
@@ -76,7 +61,7 @@ def wait_for_step(directory: Path, step: int, process: "subprocess.Popen[str]") 
 
 
 @pytest.mark.timeout(600)
-def test_ctrl_c_leaves_a_checkpoint_and_no_process_and_the_run_goes_on(run):
+def test_ctrl_c_leaves_a_checkpoint_and_no_process_and_the_run_goes_on(run, leftovers):
     rate = ("--set", "trainer.optimizer.learning_rate=3.0e-4")
     first = up(run, *rate)
     wait_for_step(run, 1, first)
@@ -88,7 +73,7 @@ def test_ctrl_c_leaves_a_checkpoint_and_no_process_and_the_run_goes_on(run):
     output = rest_of(first, 120)
     assert first.returncode == 130, output
     assert "finishing the step and writing a checkpoint, for 10 min at most" in output
-    assert processes_of(run) == []
+    assert leftovers.found() == []
     stopped = Checkpoints(run / "runs" / "quickstart" / "checkpoints", keep=3).latest()
     assert 1 <= stopped.state.step <= STEPS
     last_lines = output.strip().splitlines()[-2:]
@@ -99,7 +84,7 @@ def test_ctrl_c_leaves_a_checkpoint_and_no_process_and_the_run_goes_on(run):
     output = rest_of(second, 300)
     assert second.returncode == 0, output
     assert "Before and after" in output
-    assert processes_of(run) == []
+    assert leftovers.found() == []
     records = Records(run / "runs" / "quickstart").steps()
     assert [record["step"] for record in records] == list(range(1, STEPS + 1))
     issues = [int(group.partition("-")[2]) for record in records for group in record["groups"]]
@@ -123,7 +108,7 @@ def test_a_wrong_configuration_is_refused_before_anything_starts(run):
     assert "trainer.stepz is not a known key" in output
 
 
-def test_an_unknown_scorer_is_refused_before_anything_starts(run):
+def test_an_unknown_scorer_is_refused_before_anything_starts(run, leftovers):
     refused = up(run, "--set", "reward.scorers=[{name: oracle}]", "--set", "run.name=other")
     output = rest_of(refused, 120)
     assert refused.returncode == 2
@@ -131,7 +116,7 @@ def test_an_unknown_scorer_is_refused_before_anything_starts(run):
     (line,) = [line for line in output.splitlines() if "oracle" in line]
     assert line.startswith("✗ reward.scorers: ")
     assert "exact_match" in line
-    assert processes_of(run) == []
+    assert leftovers.found() == []
 
 
 def test_preferences_need_the_trainer_alone(run, quickstart_model):
