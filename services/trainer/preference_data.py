@@ -82,11 +82,8 @@ def _row(row: Row, source: PreferenceSourceConfig, config: Config, renderer: Ren
     if len(set(answers.values())) == 1:
         raise InvalidData("data_pair", f"{where}: {' and '.join(answers)} are the same, expected two different answers")
     refuse_surrogates(str(raw["id"]), f"{where}: id")
-    try:
-        prompt_ids = renderer.prompt(prompt)
-        token_ids = {name: renderer.answer(prompt, text) for name, text in answers.items()}
-    except InvalidData as error:
-        raise InvalidData(error.code, f"{where}: {error}") from error
+    prompt_ids = renderer.prompt(prompt)
+    token_ids = {name: renderer.answer(prompt, text) for name, text in answers.items()}
     lengths = {source.prompt_field: len(prompt_ids), **{name: len(ids) for name, ids in token_ids.items()}}
     if _too_long(lengths, source, config, where):
         return None

@@ -56,7 +56,8 @@ def use_rows(rows: Iterable[Row], use: Callable[[Row], T | None]) -> tuple[list[
         try:
             made = use(row)
         except InvalidData as error:
-            refused.append((row.where, error))
+            sentence = str(error) if row.where in str(error) else f"{row.where}: {error}"
+            refused.append((row.where, InvalidData(error.code, sentence)))
             continue
         if made is None:
             left_out += 1

@@ -128,10 +128,16 @@ async def test_a_boolean_is_a_number(shared_pool):
     assert await shared_pool.score("returns_true") == 1.0
 
 
+async def test_a_coroutine_is_awaited_in_the_scorer_process(shared_pool):
+    assert [await shared_pool.score(name) for name in ("awaited", "awaits_inside") * 2] == [0.75, 1.0, 0.75, 1.0]
+
+
 @pytest.fixture
 async def shared_pool():
     names = ["raises", "raises_unpicklable", "leaves", "returns_text", "returns_nan", "returns_failure"]
-    async with OpenPool(*names, "returns_unknown_code", "returns_true", workers=1) as open_pool:
+    async with OpenPool(
+        *names, "returns_unknown_code", "returns_true", "awaited", "awaits_inside", workers=1
+    ) as open_pool:
         yield open_pool
 
 
