@@ -144,11 +144,11 @@ def _read_hf(source: AnySource, key: str) -> Iterator[tuple[str, dict[str, Any]]
         raise Unavailable(
             "data_unavailable", f"{key}.path is {source.path!r}, which cannot be reached ({error})"
         ) from error
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (OSError, ValueError, TypeError, KeyError, datasets.exceptions.DatasetsError) as error:
         raise InvalidData(
             "data_missing",
-            f"{key} is {source.path!r}, split {source.split!r}, options {source.options}: datasets cannot load it "
-            f"({type(error).__name__}: {error})",
+            f"{key}.path is {source.path!r} (split {source.split!r}, options {source.options}): datasets cannot load "
+            f"it ({type(error).__name__}: {error})",
         ) from error
     for number, row in enumerate(dataset):
         yield f"{source.path} row {number}", dict(row)

@@ -75,6 +75,8 @@ def test_nothing_is_found_where_nothing_is_wrong(tree):
         ({"data": {"prompt_field": "question"}}, ["no column 'question' (data.train.prompt_field), only id, prompt"]),
         ({"data": {"path": "/no/such.jsonl"}}, ["data.train.path is '/no/such.jsonl'", "it does not exist"]),
         ({"data": {"kind": "hf", "path": "SAVED", "split": "tain"}}, ["data.train.split is 'tain', expected", "train"]),
+        ({"data": {"kind": "hf", "path": "/no/such"}}, ["data.train.path is '/no/such'", "datasets cannot load it"]),
+        ({"data": {"kind": "hf", "path": "DIRECTORY"}}, ["data.train.path is", "DatasetGenerationError"]),
         ({"data": {"kind": "reasoning_gym", "path": "chain_sums", "size": 4}}, ["data.train.path is 'chain_sums'"]),
         (
             {"data": {"kind": "reasoning_gym", "path": "chain_sum", "size": 4, "options": {"tems": 1}}},
@@ -92,6 +94,10 @@ def test_what_cannot_be_used_is_found_and_named_by_key(tree, tmp_path, change, w
         tree["data"]["train"]["path"] = str(tmp_path / "saved")
         rows = datasets.Dataset.from_list([{"prompt": f"sort {n}", "answer": str(n)} for n in range(4)])
         datasets.DatasetDict({"train": rows}).save_to_disk(str(tmp_path / "saved"))
+    if tree["data"]["train"]["path"] == "DIRECTORY":
+        (tmp_path / "broken").mkdir()
+        (tmp_path / "broken" / "train.json").write_text("no rows", encoding="utf-8")
+        tree["data"]["train"]["path"] = str(tmp_path / "broken")
     found = problems(tree)
     assert len(found) == 1
     for word in words:
