@@ -3,6 +3,7 @@
 A run that learns from preferences of a file needs the trainer alone.
 """
 
+import shutil
 import sys
 import threading
 import time
@@ -19,6 +20,7 @@ from services.common.service_main import overrides_environment
 STOP_SECONDS = 7.0
 # Several processes share the cores: more than one thread each makes all of them slower.
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+FULL_DISK_BYTES = 1 << 20
 # How long a Redis that is away is waited for; what ended meanwhile is started again when it is back.
 OUTAGE_SECONDS = 1800.0
 
@@ -109,10 +111,10 @@ class Supervisor:
 
     def _start_again(self, service: ServiceProcess) -> None:
         ending = service.ending()
-        where = f"its log is {service.log}"
+        reason, where = self._with_full_disk(ending.reason), f"its log is {service.log}"
         if ending.status in NEVER_RESTARTED:
-            raise RunFailed(f"{service.name}: {ending.reason}\n{where}")
-        if self._waits_for_redis(service, ending.reason):
+            raise RunFailed(f"{service.name}: {reason}\n{where}")
+        if self._waits_for_redis(service, reason):
             return
         if service.name in self._waiting:
             # Not its own fault, so not one of its restarts.
@@ -121,12 +123,19 @@ class Supervisor:
             self._tell(f"{service.name} is started again: Redis answers")
         elif service.restart():
             self._tell(
-                f"{service.name} ended and is started again: {ending.reason} ({where}; {service.restarts.left} more "
+                f"{service.name} ended and is started again: {reason} ({where}; {service.restarts.left} more "
                 f"restarts within {_duration(service.restarts.window_seconds)})"
             )
         else:
             limits = f"{service.restarts.limit} restarts within {_duration(service.restarts.window_seconds)}"
-            raise RunFailed(f"{service.name}: {ending.reason}\n{where}; {limits} are used up")
+            raise RunFailed(f"{service.name}: {reason}\n{where}; {limits} are used up")
+
+    def _with_full_disk(self, reason: str) -> str:
+        """Libraries that write checkpoints and weights have words of their own for it."""
+        directory = self._config.run.path
+        if "disk is full" in reason or shutil.disk_usage(directory).free >= FULL_DISK_BYTES:
+            return reason
+        return f"the disk is full: {directory} cannot be written to; {reason}"
 
     def _waits_for_redis(self, service: ServiceProcess, reason: str) -> bool:
         """Whether Redis is away: then nothing could start. Raises RunFailed when it has been for too long."""

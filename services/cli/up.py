@@ -36,7 +36,6 @@ from services.common.secrets import hidden_override
 from services.common.signals import on_signals
 
 POLL_SECONDS = 0.2
-FULL_DISK_BYTES = 1 << 20
 
 
 def up(
@@ -95,7 +94,7 @@ class _Run:
             finished = self._watch()
         except RunFailed as error:
             failed = True
-            self._tell_failure(str(error))
+            self._say(f"failed: {error}", style="red")
         finally:
             self._stop.set()
             self._supervisor.stop(self._hurry)
@@ -103,7 +102,8 @@ class _Run:
         _report(self._console, self._config, saved, time.time() - self._started)
         if finished:
             return 0
-        self._say(_left(saved, self._started, failed=failed))
+        trained = max((record["step"] for record in Records(self._config.run.path).steps()), default=0)
+        self._say(_left(saved, self._started, trained, failed=failed))
         self._say(f"Go on with: {self._command}")
         return EXIT_FAILED if failed else EXIT_STOPPED
 
@@ -119,12 +119,6 @@ class _Run:
                 if self._supervisor.finished():
                     return True
         return False
-
-    def _tell_failure(self, reason: str) -> None:
-        path = self._config.run.path
-        if "disk is full" not in reason and shutil.disk_usage(path).free < FULL_DISK_BYTES:
-            reason = f"the disk of {path} is full; {reason}"
-        self._say(f"failed: {reason}", style="red")
 
     def _say(self, text: str, style: str | None = None) -> None:
         say(self._console, text, style)
@@ -150,14 +144,15 @@ def _tell_finished(console: Console, config: Config) -> None:
     )
 
 
-def _left(saved: SavedStep | None, started: float, *, failed: bool) -> str:
-    """What the run ended with, as the disk has it."""
+def _left(saved: SavedStep | None, started: float, trained: int, *, failed: bool) -> str:
+    """What the run ended with, as the disk has it; `trained` is the last recorded step."""
     ended = "Failed" if failed else "Stopped"
     if saved is None:
         return f"{ended}; no checkpoint was written: the run would start from the beginning"
+    lost = f"; steps {saved.step + 1} to {trained} will be trained again" if trained > saved.step else ""
     if saved.saved_at < started:
-        return f"{ended} without a new checkpoint: the newest one, of an earlier start, holds step {saved.step}"
-    return f"{ended}; the newest checkpoint holds step {saved.step}: {saved.path}"
+        return f"{ended} without a new checkpoint: the newest one, of an earlier start, holds step {saved.step}{lost}"
+    return f"{ended}; the newest checkpoint holds step {saved.step}{lost}: {saved.path}"
 
 
 def _report(console: Console, config: Config, saved: SavedStep | None, seconds: float | None) -> None:

@@ -1,8 +1,10 @@
 import json
+import shutil
 import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import redis
@@ -47,6 +49,7 @@ class Watched:
         }
         self.now, self.told = 1000.0, []
         self.path = tmp_path
+        (tmp_path / "watched").mkdir(exist_ok=True)
         self.supervisor = Supervisor(
             parse_config(tree), tmp_path / "run.yaml", [], tell=self.told.append, clock=lambda: self.now
         )
@@ -97,6 +100,22 @@ def test_restarts_are_told_and_their_rate_is_bounded(tmp_path):
     until_ended(trainer)
     with pytest.raises(RunFailed, match=r"^trainer: the reason\n.*1 restarts within 100 s are used up"):
         watched.supervisor.finished()
+
+
+def test_a_full_disk_is_told_before_a_librarys_words_for_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=4096))
+    watched = Watched(tmp_path, **PAIRS)
+    run = watched.supervisor._config.run.path
+    for words, told in (
+        ("RuntimeError: file write failed", f"the disk is full: {run} cannot be written to; RuntimeError: file write"),
+        ("the disk is full: x cannot be written", "trainer ended and is started again: the disk is full: x cannot"),
+    ):
+        trainer = watched.add("trainer", fails(FAILED, words))
+        until_ended(trainer)
+        watched.supervisor.finished()
+        watched.supervisor.services.clear()
+        trainer.kill()
+        assert told in watched.told[-1]
 
 
 def test_the_end_is_the_end(tmp_path):
@@ -150,10 +169,10 @@ def test_a_second_interrupt_or_the_end_of_patience_ends_a_trainer_that_does_not_
 
 @pytest.fixture
 def server(tmp_path):
-    made = ValkeyServer(data_dir=tmp_path / "valkey", persist=True, config={"appendonly": "yes"})
+    made = ValkeyServer(data_dir=tmp_path / "valkey", persist=True, config={"appendonly": "no", "save": ""})
     made.start()
     yield made
-    made.stop()
+    made.stop(30)
 
 
 def test_what_ends_while_redis_is_away_is_started_again_when_it_is_back_and_none_of_its_restarts_is_used(
@@ -163,7 +182,7 @@ def test_what_ends_while_redis_is_away_is_started_again_when_it_is_back_and_none
     ended = [watched.add(name, fails(FAILED, "Redis is gone")) for name in ("rollout-0", "reward-0", "trainer")]
     for process in ended:
         until_ended(process)
-    server.stop()
+    server.stop(30)
     for _ in range(3):
         assert not watched.supervisor.finished()
     assert len(watched.told) == 3

@@ -149,6 +149,13 @@ def test_what_a_stop_left_is_what_the_disk_has(config_file, run, supervised):
     )
 
 
+def test_steps_after_the_newest_checkpoint_are_not_promised(config_file, run, supervised):
+    train(run, 2)
+    Records(run).add_step({"step": 5, "metrics": {}})
+    supervised.outcome = RunFailed("no")
+    assert "holds step 2; steps 3 to 5 will be trained again" in up(config_file).output
+
+
 def test_a_plot_that_cannot_be_written_is_a_sentence(config_file, run, supervised):
     train(run)
     (run / "plot.png").mkdir()
