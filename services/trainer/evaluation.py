@@ -1,11 +1,12 @@
 """The policy on prompts that it is never trained on."""
 
 import math
+from collections import Counter
 from dataclasses import dataclass, field
 
 from trivet.v1 import sample_pb2
 
-from services.common.errors import Unavailable
+from services.common.errors import GaveUp
 
 
 @dataclass
@@ -17,7 +18,8 @@ class Evaluation:
     # What was issued, by group id.
     expected: dict[str, sample_pb2.Prompt]
     groups: dict[str, sample_pb2.ScoredGroup] = field(default_factory=dict)
-    failures: dict[str, str] = field(default_factory=dict)
+    # By group id: an error's code, and its reason.
+    failures: dict[str, tuple[str, str]] = field(default_factory=dict)
 
     @property
     def done(self) -> bool:
@@ -37,17 +39,23 @@ class Evaluation:
         if group_id in self.missing:
             self.groups[group_id] = scored
 
-    def fail(self, group_id: str, code: str) -> None:
+    def fail(self, group_id: str, code: str, reason: str) -> None:
         if group_id in self.missing:
-            self.failures[group_id] = code
+            self.failures[group_id] = code, reason
 
     def metrics(self) -> dict[str, float]:
         """Accuracy, its standard error over prompts, reward and length, for greedy and for sampled completions.
 
-        Raises Unavailable when not one group came back.
+        Raises GaveUp when every group failed: another start would evaluate for nothing again.
         """
         if not self.groups:
-            raise Unavailable("evaluation_empty", f"evaluation {self.evaluation_id} has no result; {self.failures}")
+            codes = Counter(code for code, _ in self.failures.values())
+            told = ", ".join(f"{count} × {code}" for code, count in codes.most_common())
+            reason = next((reason for _, reason in self.failures.values()), "there were none")
+            raise GaveUp(
+                "evaluation_empty",
+                f"all {len(self.failures)} groups of the evaluation failed ({told}); the first because {reason}",
+            )
         greedy = [scored for scored in self.groups.values() if scored.group.prompt.sampling.temperature == 0]
         sampled = [scored for scored in self.groups.values() if scored.group.prompt.sampling.temperature > 0]
         values = {"failures": float(len(self.failures))}

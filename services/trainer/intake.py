@@ -234,7 +234,7 @@ class Intake:
                     f"(trainer.max_lost_groups); the last one because {letter.code}: {letter.reason}",
                 )
         elif issue is None and self.evaluation is not None:
-            self.evaluation.fail(letter.group_id, letter.code)
+            self.evaluation.fail(letter.group_id, letter.code, letter.reason)
 
 
 def _blobs(scored: sample_pb2.ScoredGroup) -> list[Blob]:

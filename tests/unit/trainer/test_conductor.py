@@ -7,7 +7,7 @@ from trivet.v1 import sample_pb2, step_pb2
 
 from services.common.blobs import Blob, open_blobs
 from services.common.config import parse_config
-from services.common.errors import GaveUp, InvalidData, Unavailable
+from services.common.errors import GaveUp, InvalidData, TrivetError, Unavailable
 from services.common.streams import Entry, RunStreams
 from services.trainer.checkpoint import TrainerState
 from services.trainer.conductor import Conductor
@@ -320,6 +320,22 @@ def test_an_evaluation_that_does_not_come_back_is_an_error(config, redis_client)
     made = conductor(config.model_copy(update={"evaluation": impatient}), redis_client)
     with pytest.raises(Unavailable, match="4 of 4 evaluation groups"):
         made.evaluate()
+
+
+def test_an_evaluation_of_which_every_group_fails_is_not_tried_again_by_a_restart(config, redis_client, play):
+    from concurrent.futures import ThreadPoolExecutor
+
+    made = conductor(config, redis_client)
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(made.evaluate)
+        deadline = time.monotonic() + 5
+        while not waiting.done() and time.monotonic() < deadline:
+            for entry in play.read():
+                play.prompts.dead_letter(entry, TrivetError("scorer_metadata", "metadata.answer is missing"))
+        with pytest.raises(
+            GaveUp, match=r"all 4 groups .* \(4 × scorer_metadata\); the first because .*answer is missing"
+        ):
+            waiting.result(1)
 
 
 def test_an_evaluation_may_take_long_while_results_come(config, redis_client, play, monkeypatch):
