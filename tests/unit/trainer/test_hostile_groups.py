@@ -66,7 +66,7 @@ def take(scored_bytes, replay_bytes):
     evaluation.add(scored)
     nothing = [0.0] * len(scored.group.samples)
     replays = [replay_bytes, replay_of("h-3/0/1"), *[replay_bytes] * len(nothing)][: len(nothing)]
-    return training_samples(scored, replays, FACTS, rewards=nothing, advantages=nothing, candidates_expected=True)
+    return training_samples(scored, replays, FACTS, rewards=nothing, advantages=nothing)
 
 
 def accepted_or_refused(scored_bytes, replay_bytes):
