@@ -1,6 +1,7 @@
 """What a run leaves to be read: one JSON line for each step and each evaluation."""
 
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,10 @@ WARNED_AFTER_STEPS = 5
 
 
 class Records:
-    """Append-only. A step trained again after a resume has a second line: the last one of a step holds."""
+    """Append-only. A step trained again after a resume has a second line: the last one of a step holds.
+
+    A metric that is not finite is null in its line, and is left out of what is read.
+    """
 
     def __init__(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
@@ -38,7 +42,7 @@ class Records:
 
 def _append(path: Path, record: dict[str, Any]) -> None:
     """Whole or not at all, also where the disk is full. Raises OSError."""
-    line = (json.dumps(record, sort_keys=True) + "\n").encode()
+    line = (json.dumps(_strict(record), sort_keys=True, allow_nan=False) + "\n").encode()
     with path.open("ab") as file:
         _mend_end(path)
         end = path.stat().st_size
@@ -66,6 +70,23 @@ def _mend_end(path: Path) -> None:
     os.truncate(path, begin)
 
 
+def _strict(value: Any) -> Any:
+    """JSON has neither NaN nor infinity: null stands for both."""
+    match value:
+        case dict():
+            return {key: _strict(each) for key, each in value.items()}
+        case list() | tuple():
+            return [_strict(each) for each in value]
+        case float() if not math.isfinite(value):
+            return None
+    return value
+
+
+def _finite(metrics: dict[str, float | None]) -> dict[str, float]:
+    """Lines of earlier versions may hold NaN."""
+    return {name: value for name, value in metrics.items() if value is not None and math.isfinite(value)}
+
+
 def _latest(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
@@ -77,6 +98,7 @@ def _latest(path: Path) -> list[dict[str, Any]]:
         if record is None:
             log.warning("a line that is no record is passed over", file=str(path), line=number)
             continue
+        record["metrics"] = _finite(record["metrics"])
         # A resume from step s makes void whatever came after s.
         by_step = {step: kept for step, kept in by_step.items() if step < record["step"]}
         by_step[record["step"]] = record

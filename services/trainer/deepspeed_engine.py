@@ -147,6 +147,10 @@ class DeepSpeedEngine:
         self._steps_applied += applied
         return StepResult(applied, float(norm) if norm is not None else float("inf"), rate)
 
+    def finite(self) -> bool:
+        found = zero_state.all_finite(zero_state.fragments(self._policy, self._engine.optimizer))
+        return bool(self.all_reduce(torch.tensor(float(found)), "min"))
+
     def save(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self._engine.save_checkpoint(str(directory), tag=DEEPSPEED_TAG, save_latest=False)

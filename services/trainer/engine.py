@@ -85,6 +85,10 @@ class TrainEngine(Protocol):
 
     def step(self) -> StepResult: ...
 
+    def finite(self) -> bool:
+        """Whether every parameter and all optimizer state is, on all ranks."""
+        ...
+
     def save(self, directory: Path) -> None:
         """Parameters, optimizer, schedule and each rank's random state, exactly."""
         ...

@@ -64,6 +64,9 @@ class GradientEngine:
         self._policy.zero_grad(set_to_none=True)
         return StepResult(math.isfinite(norm), norm, 0.0)
 
+    def finite(self) -> bool:
+        return all(bool(parameter.isfinite().all()) for parameter in self._policy.parameters())
+
     def save(self, directory: Path) -> None:
         raise NotImplementedError("nothing changes here that could be saved")
 

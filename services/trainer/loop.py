@@ -3,13 +3,13 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import structlog
 from trivet.v1 import step_pb2, trainer_pb2
 
 from services.common.config import Config
-from services.common.errors import GaveUp
+from services.common.errors import GaveUp, InvalidData
 from services.common.held_out import Score
 from services.common.lineage import config_version, evaluation_version
 from services.common.logs import get_logger
@@ -35,6 +35,7 @@ from services.trainer.preference_update import PreferenceUpdater
 from services.trainer.publication import Publication, Release
 from services.trainer.recording import Recorder
 from services.trainer.resume import take_up
+from services.trainer.soundness import Soundness
 from services.trainer.step_source import StepSource
 from services.trainer.summary import summarize
 from services.trainer.update import Updater
@@ -76,7 +77,10 @@ class TrainingLoop:
         self._recorder, self._model, self._settings = machinery.recorder, machinery.model, machinery.settings
         self._publication = Publication(machinery.engine, machinery.source, lead.release if lead else None)
         self._signal = LearningSignal(config)
+        self._soundness = Soundness(machinery.engine, config.trainer.max_skipped_steps)
         self._step = 0
+        # Of rank 0.
+        self._newest: str | None = None
         self._phases: dict[str, float] = {}
         self._evaluated: int | None = None
         self._guard: CollapseGuard | None = None
@@ -85,7 +89,8 @@ class TrainingLoop:
     def run(self) -> bool:
         """True when the last step is done, False when it was asked to stop before.
 
-        Raises ConfigError for a checkpoint that cannot be gone on from, and TrivetError.
+        Raises ConfigError for a checkpoint or a policy that cannot be gone on from, GaveUp where no further step can
+        help, and TrivetError.
         """
         with starting():
             self._start()
@@ -97,9 +102,11 @@ class TrainingLoop:
         while self._step < self._config.trainer.steps:
             order = self._next_order()
             if order.action == step_pb2.STEP_ACTION_TRAIN:
-                self._train(order)
-                self._publish()
+                fit = self._train(order)
+                if fit:
+                    self._publish()
                 self._record(order)
+                self._soundness.refuse(self._step, fit, self._newest)
                 if self._due(self._config.trainer.checkpoint_every):
                     self._save()
                 if self._due(self._config.evaluation.every) or self._reward_fell:
@@ -119,7 +126,12 @@ class TrainingLoop:
         if saved is not None:
             self._step = saved.state.step
             structlog.contextvars.bind_contextvars(step=self._step)
-            log.info("resumed", checkpoint=str(saved.path))
+            self._newest = str(saved.path)
+            log.info("resumed", checkpoint=self._newest)
+        if not self._engine.finite():
+            raise InvalidData(
+                "weights_not_finite", f"{self._newest or self._config.model.path} holds weights that are not finite"
+            )
         if self._lead is None:
             return
         source, records = self._lead.source, self._lead.records
@@ -156,7 +168,8 @@ class TrainingLoop:
         shared = self._engine.broadcast_bytes(None if order is None else order.SerializeToString())
         return step_pb2.StepOrder.FromString(shared) if order is None else order
 
-    def _train(self, order: step_pb2.StepOrder) -> None:
+    def _train(self, order: step_pb2.StepOrder) -> bool:
+        """True where the weights after it are fit to be published."""
         structlog.contextvars.bind_contextvars(step=self._step + 1)
         with self._recorded(order), self._phase("train"):
             samples = batch_samples(order, self._config, self._engine.facts)
@@ -165,10 +178,7 @@ class TrainingLoop:
         self._step += 1
         if self._lead is not None:
             self._lead.source.step = self._step
-        # A batch without a pair takes no step either, and nothing is wrong with it.
-        if not self._values["step_applied"] and self._values.get("pairs") != 0:
-            metrics.STEPS_SKIPPED.inc()
-            log.warning("step skipped: the gradient was not finite")
+        return self._soundness.judge(self._values, self._updater.skipped)
 
     @contextmanager
     def _recorded(self, order: step_pb2.StepOrder) -> Iterator[None]:
@@ -210,6 +220,7 @@ class TrainingLoop:
                 "samples": [sample.sample_id for scored in order.groups for sample in scored.group.samples],
                 "weights": sorted({scored.group.lineage.weights for scored in order.groups}),
                 "metrics": values,
+                **({"skipped": [asdict(each) for each in self._updater.skipped]} if self._updater.skipped else {}),
             }
         )
         if self._guard is not None and "reward_mean" in values:
@@ -243,6 +254,7 @@ class TrainingLoop:
             settings=self._settings,
         )
         saved = self._checkpoints.commit(self._step, state, sums)
+        self._newest = str(saved.path)
         source.commit()
         if self._guard is not None and self._guard.best is not None and self._guard.best.step == self._step:
             self._keep_best(self._guard.best)

@@ -22,8 +22,33 @@ class Measured:
     reference_logprobs: Float[Tensor, "tokens"] | None
 
 
-def compare_with_sampler(measured: Sequence[Measured], engine: TrainEngine) -> Values:
-    """Sampler against trainer before the step, over all ranks."""
+@dataclass(frozen=True, eq=False)
+class SamplerComparison:
+    """Sums and the largest gap over the tokens of an optimizer step, of all ranks. Two of them add up."""
+
+    sums: Float[Tensor, "7"]
+    largest: float
+
+    def __add__(self, other: "SamplerComparison") -> "SamplerComparison":
+        return SamplerComparison(self.sums + other.sums, max(self.largest, other.largest))
+
+    def values(self) -> Values:
+        gaps, ratios, entropies, tokens, agreeing, compared, candidates = self.sums.tolist()
+        values = {
+            "logprob_difference_mean": gaps / tokens,
+            "logprob_difference_max": self.largest,
+            "sampler_ratio_mean": ratios / tokens,
+            "entropy": entropies / tokens,
+        }
+        if compared:
+            values["routing_agreement"] = agreeing / compared
+        if candidates:
+            values["candidates_mean"] = candidates / tokens
+        return values
+
+
+def compare_with_sampler(measured: Sequence[Measured], engine: TrainEngine) -> SamplerComparison:
+    """Sampler against trainer before the step. Collective."""
     sums = torch.zeros(7, dtype=torch.float64)
     largest = torch.zeros(1, dtype=torch.float64)
     for micro in measured:
@@ -45,15 +70,4 @@ def compare_with_sampler(measured: Sequence[Measured], engine: TrainEngine) -> V
             dtype=torch.float64,
         )
         largest = torch.maximum(largest, gap.abs().max().cpu())
-    gaps, ratios, entropies, tokens, agreeing, compared, candidates = engine.all_reduce(sums, "sum").tolist()
-    values = {
-        "logprob_difference_mean": gaps / tokens,
-        "logprob_difference_max": engine.all_reduce(largest, "max").item(),
-        "sampler_ratio_mean": ratios / tokens,
-        "entropy": entropies / tokens,
-    }
-    if compared:
-        values["routing_agreement"] = agreeing / compared
-    if candidates:
-        values["candidates_mean"] = candidates / tokens
-    return values
+    return SamplerComparison(engine.all_reduce(sums, "sum"), engine.all_reduce(largest, "max").item())

@@ -23,8 +23,13 @@ SAMPLE_ADVANTAGE = Histogram(
     buckets=(-5, -3, -2, -1.5, -1, -0.75, -0.5, -0.25, -0.1, 0, 0.1, 0.25, 0.5, 0.75, 1, 1.5, 2, 3, 5),
 )
 STEPS_SKIPPED = Counter(
-    "trivet_trainer_steps_skipped_total", "Steps without an update because the gradient was not finite"
+    "trivet_trainer_steps_skipped_total",
+    "Optimizer steps that changed nothing because a number was not finite: of the forward, the loss or the gradient",
+    ["code"],
 )
+for _code in ("forward", "loss", "gradient"):
+    # From 0 on, so that a rate sees the first one.
+    STEPS_SKIPPED.labels(_code)
 PAUSED = Gauge("trivet_trainer_paused", "1 while somebody has paused the training")
 
 GROUPS_ISSUED = Counter("trivet_trainer_groups_issued_total", "Groups issued for training")

@@ -12,6 +12,7 @@ from services.trainer import metrics
 from services.trainer.samples import TrainSample
 from services.trainer.status import Controls
 from services.trainer.step_metrics import EVALUATION_VALUES, STEP_VALUES
+from services.trainer.values import SAMPLER_AGAINST_TRAINER
 
 
 def observe_start(config: Config, controls: Controls) -> None:
@@ -42,7 +43,13 @@ def observe_step(step: int, groups: int, values: Mapping[str, float]) -> None:
     metrics.STEP_SECONDS.observe(values["step_seconds"])
     metrics.GROUPS_TRAINED.inc(groups)
     metrics.TOKENS.inc(values["tokens"])
-    STEP_VALUES.set(values)
+    STEP_VALUES.set({**_of_the_only(values), **values})
+
+
+def _of_the_only(values: Mapping[str, float]) -> dict[str, float]:
+    """What the series of the first and of all optimizer steps say where there was one, so that alerts need no cases."""
+    found = {f"first_{name}": values[name] for name in SAMPLER_AGAINST_TRAINER if name in values}
+    return found | ({"grad_norm_max": values["grad_norm"]} if "grad_norm" in values else {})
 
 
 def observe_evaluation(values: Mapping[str, float]) -> None:

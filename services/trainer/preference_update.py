@@ -1,5 +1,6 @@
 """One batch of preference pairs into optimizer steps. Every rank runs the same lines over its own micro-batches."""
 
+import math
 from collections.abc import Sequence
 
 from jaxtyping import Float
@@ -7,15 +8,22 @@ from torch import Tensor
 
 from services.common.config import Config
 from services.common.errors import InvalidData
+from services.common.logs import get_logger
 from services.trainer.configured import configured_algorithm
 from services.trainer.engine import TrainEngine
 from services.trainer.measurement import Measured, compare_with_sampler
+from services.trainer.non_finite import FiniteCheck, Skipped, spoiled
 from services.trainer.objective import LossOutputs, Metrics, PreferenceAlgorithm
+from services.trainer.optimizer_steps import OptimizerStep, report
 from services.trainer.packing import MicroBatch, PackedBatch, pack, plan_microbatches
 from services.trainer.pairs import Pair, pairs_of
 from services.trainer.reference import Reference
 from services.trainer.samples import TrainSample
-from services.trainer.values import SAMPLER_AGAINST_TRAINER, Values, empty, split, step_values
+from services.trainer.values import Values, empty, split
+
+EVALUATED = ("preference_accuracy", "preference_accuracy_error", "preference_margin", "preference_loss")
+
+log = get_logger(__name__)
 
 
 class PreferenceUpdater:
@@ -34,36 +42,49 @@ class PreferenceUpdater:
                 "choose an algorithm that learns from rewards",
             )
         self._config, self._engine, self._reference = config, engine, reference
+        # Optimizer steps of the last batch that changed nothing; the same on every rank.
+        self.skipped: list[Skipped] = []
 
     def train(self, samples: Sequence[TrainSample]) -> Values:
         """Pairs the best with the worst of each group, the same on every rank, through all epochs and mini-batches.
 
-        Groups without variance give no pair; without any pair there is no optimizer step (step_applied 0, pairs 0).
+        Groups without variance give no pair; without any pair there is no optimizer step (step_applied 0, pairs 0). A
+        number that is not finite on any rank makes its optimizer step a skipped one on all.
         """
+        self.skipped = []
         pairs = pairs_of(samples)
         if not pairs:
             return {"pairs": 0.0, "loss": 0.0, "grad_norm": 0.0, "step_applied": 0.0}
         algorithm = self._algorithm()
-        first: Values = {}
-        last: Values = {}
-        for _ in range(self._config.trainer.epochs):
-            for chunk in split(pairs, self._config.trainer.minibatches):
-                last = self._optimizer_step(chunk, algorithm)
-                first = first or last
-        compared = {name: first[name] for name in SAMPLER_AGAINST_TRAINER if name in first}
-        return {**last, **compared, "pairs": float(len(pairs))}
+        steps = [
+            self._optimizer_step(chunk, algorithm)
+            for _ in range(self._config.trainer.epochs)
+            for chunk in split(pairs, self._config.trainer.minibatches)
+        ]
+        self.skipped = [step.skipped for step in steps if step.skipped is not None]
+        return {**report(steps), "pairs": float(len(pairs))}
 
     def evaluate(self, samples: Sequence[TrainSample]) -> Values:
-        """On held-out pairs, over all ranks: preference_accuracy (with its standard error), _margin and _loss."""
+        """On held-out pairs, over all ranks: preference_accuracy (with its standard error), _margin and _loss.
+
+        All are NaN where a log-prob is not finite.
+        """
         pairs = pairs_of(samples)
         algorithm = self._algorithm()
+        check = _check(pairs, self._engine)
         total: Metrics | None = None
         for plan in self._plan(pairs):
             batch = self._batch(plan, pairs)
             output = self._engine.logprobs(batch, keep_routing=self._keep_routing(batch))
-            outputs = self._loss(algorithm, batch, output.logprobs, self._reference_logprobs(batch), len(pairs))
+            reference = self._reference_logprobs(batch)
+            if not check.numbers(batch, output.logprobs, reference):
+                continue
+            outputs = self._loss(algorithm, batch, output.logprobs, reference, len(pairs))
             metrics = outputs.metrics if plan.counts else empty(outputs.metrics)
             total = metrics if total is None else total + metrics
+        if (found := check.shared()) is not None:
+            log.warning("evaluation is not finite", samples=found.samples)
+            return dict.fromkeys(EVALUATED, math.nan)
         if total is None:
             raise InvalidData("data_empty", "there is no held-out pair to evaluate, expected at least one")
         values = total.reduce(self._engine.all_reduce).values()
@@ -75,7 +96,8 @@ class PreferenceUpdater:
             "preference_loss": values["loss"],
         }
 
-    def _optimizer_step(self, pairs: Sequence[Pair], algorithm: PreferenceAlgorithm) -> Values:
+    def _optimizer_step(self, pairs: Sequence[Pair], algorithm: PreferenceAlgorithm) -> OptimizerStep:
+        check = _check(pairs, self._engine)
         total: Metrics | None = None
         measured: list[Measured] = []
         plans = self._plan(pairs)
@@ -83,17 +105,31 @@ class PreferenceUpdater:
             batch = self._batch(plan, pairs)
             reference = self._reference_logprobs(batch)
             output = self._engine.forward(batch, keep_routing=self._keep_routing(batch))
+            last = position == len(plans) - 1
+            if not check.numbers(batch, output.logprobs, output.entropies, reference):
+                self._engine.backward(spoiled(output), last=last)
+                continue
             outputs = self._loss(algorithm, batch, output.logprobs, reference, len(pairs))
-            self._engine.backward(outputs.loss * float(plan.counts), last=position == len(plans) - 1)
+            finite = check.loss(batch, outputs.loss)
+            loss = outputs.loss * float(plan.counts) if finite else spoiled(output)
+            self._engine.backward(loss, last=last)
             measured.append(Measured(plan, batch, output.detached(), reference))
             metrics = outputs.metrics if plan.counts else empty(outputs.metrics)
             total = metrics if total is None else total + metrics
         result = self._engine.step()
-        assert total is not None
-        values = {**total.reduce(self._engine.all_reduce).values(), **step_values(result)}
-        if self._config.data.preferences is None:
-            values |= compare_with_sampler(measured, self._engine)
-        return values
+        skipped = check.shared() or (None if result.applied else check.gradient())
+        # A rank whose forward was not finite has no metrics, and every rank knows that now.
+        told = skipped is None or skipped.reason != "forward"
+        return OptimizerStep(
+            tokens=sum(len(sample.token_ids) for pair in pairs for sample in (pair.chosen, pair.rejected)),
+            sequences=2 * len(pairs),
+            skipped=skipped,
+            result=result,
+            metrics=total.reduce(self._engine.all_reduce) if total is not None and told else None,
+            compared=compare_with_sampler(measured, self._engine)
+            if told and self._config.data.preferences is None
+            else None,
+        )
 
     def _loss(
         self,
@@ -138,6 +174,10 @@ class PreferenceUpdater:
         found = configured_algorithm(self._config)
         assert isinstance(found, PreferenceAlgorithm)
         return found
+
+
+def _check(pairs: Sequence[Pair], engine: TrainEngine) -> FiniteCheck:
+    return FiniteCheck([sample.sample_id for pair in pairs for sample in (pair.chosen, pair.rejected)], engine)
 
 
 def _answers(logprobs: Float[Tensor, "tokens"], batch: PackedBatch) -> tuple[Float[Tensor, "B"], Float[Tensor, "B"]]:

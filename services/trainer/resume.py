@@ -28,7 +28,7 @@ def take_up(
     while (saved := _newest(checkpoints, engine)) is not None:
         if whole(saved.path, saved.sums, engine):
             fits(saved)
-            if _loaded(saved, engine):
+            if _loaded(saved, engine) and engine.finite():
                 return saved
         if engine.rank == 0:
             metrics.CHECKPOINTS_DAMAGED.inc()

@@ -44,6 +44,31 @@ def _statistics(name: str, value: str, help_text: str, *statistics: str) -> Step
 
 QUANTILES = ("min", "p1", "p50", "p99", "p999", "max")
 
+# Of the step's first optimizer step, before any update: where it is the only one, the same as of the whole step.
+_FIRST = (
+    _one("first_mismatch_kl_nats", "first_mismatch_kl", "KL of the trainer from the sampler (k3) before any update"),
+    _statistics(
+        "first_logprob_difference_nats",
+        "first_logprob_difference",
+        "Absolute difference of the trainer's and the sampler's log-probability of a token before any update",
+        "mean",
+        "max",
+    ),
+    _one(
+        "first_sampler_ratio_mean",
+        "first_sampler_ratio_mean",
+        "Mean over tokens of trainer's over sampler's probability before any update",
+    ),
+    _statistics(
+        "first_policy_ratio", "first_ratio", "Ratio of the current to the old policy before any update", *QUANTILES
+    ),
+    _one(
+        "first_routing_agreement_ratio",
+        "first_routing_agreement",
+        "Share of the sampler's experts that the trainer would pick before any update",
+    ),
+)
+
 STEP_GAUGES = (
     _one("loss", "loss", "Loss of the last step, all terms together"),
     StepGauge(
@@ -52,7 +77,8 @@ STEP_GAUGES = (
         {f"{term}_loss": term for term in ("policy", "kl", "value", "entropy")},
         "term",
     ),
-    _one("grad_norm", "grad_norm", "Norm of the gradient before clipping"),
+    _one("grad_norm", "grad_norm", "Norm of the gradient before clipping, mean over the step's optimizer steps"),
+    _one("grad_norm_max", "grad_norm_max", "The largest such norm of the step's optimizer steps"),
     _one("learning_rate", "learning_rate", "Learning rate of the last step"),
     _one("kl_nats", "kl", "KL of the policy from the reference, mean over tokens"),
     _one("mismatch_kl_nats", "mismatch_kl", "KL of the trainer from the sampler (k3), mean over tokens"),
@@ -67,7 +93,7 @@ STEP_GAUGES = (
     _one(
         "sampler_ratio_mean",
         "sampler_ratio_mean",
-        "Mean over tokens of trainer's over sampler's probability before the step, neither clipped nor weighted",
+        "Mean over tokens of trainer's over sampler's probability, neither clipped nor weighted",
     ),
     _statistics("policy_ratio", "ratio", "Ratio of the current to the old policy, before clipping", *QUANTILES),
     _statistics(
@@ -90,6 +116,7 @@ STEP_GAUGES = (
         "Share of sequences that were left out of the policy term because they were cut off",
     ),
     _one("routing_agreement_ratio", "routing_agreement", "Share of the sampler's experts that the trainer would pick"),
+    *_FIRST,
     _one("candidate_set_tokens", "candidates_mean", "Tokens in a candidate set, mean over positions"),
     _statistics("reward", "reward", "Reward of the step's samples", "mean", "std"),
     _one(

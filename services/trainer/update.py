@@ -11,12 +11,14 @@ from services.common.config import Config
 from services.trainer.configured import build_objective
 from services.trainer.engine import TrainEngine
 from services.trainer.measurement import Measured, compare_with_sampler
+from services.trainer.non_finite import FiniteCheck, Skipped, spoiled
 from services.trainer.objective import LossInputs, Metrics, Objective, compute_loss, keep_sequences, sequence_divergence
 from services.trainer.old_policy import OldPolicy, OldTokens, gather, old_tokens
+from services.trainer.optimizer_steps import OptimizerStep, report
 from services.trainer.packing import MicroBatch, PackedBatch, pack, plan_microbatches
 from services.trainer.reference import Reference
 from services.trainer.samples import TrainSample
-from services.trainer.values import SAMPLER_AGAINST_TRAINER, Values, empty, split, step_values
+from services.trainer.values import Values, empty, split
 
 
 class Updater:
@@ -24,30 +26,44 @@ class Updater:
 
     def __init__(self, config: Config, engine: TrainEngine, reference: Reference | None) -> None:
         self._config, self._engine, self._reference = config, engine, reference
+        # Optimizer steps of the last batch that changed nothing; the same on every rank.
+        self.skipped: list[Skipped] = []
 
     def train(self, samples: Sequence[TrainSample]) -> Values:
         """All of a step's samples, the same on every rank, through all epochs and mini-batches.
 
-        Returns metrics of the whole step: those of the first optimizer step tell how far sampler and trainer are apart.
+        A number that is not finite on any rank makes its optimizer step a skipped one on all. Returns metrics of the
+        whole step.
         """
         config = self._config
         objective = build_objective(config)
         old: OldPolicy | None = None
+        if objective.algorithm.value is not None or config.algorithm.old_policy == "recomputed":
+            check = _check(samples, self._engine)
+            old = self._old_policy(samples, check)
+            if (skipped := check.shared()) is not None:
+                return self._report([_left_out(samples, skipped)])
         if objective.algorithm.value is not None:
-            old = self._old_policy(samples)
-            samples = self._judged(samples, old)
-        elif config.algorithm.old_policy == "recomputed":
-            old = self._old_policy(samples)
-        first: Values = {}
-        last: Values = {}
-        for _ in range(config.trainer.epochs):
-            for chunk in split(samples, config.trainer.minibatches):
-                last = self._optimizer_step(chunk, old, objective)
-                first = first or last
-        return {**last, **{name: first[name] for name in SAMPLER_AGAINST_TRAINER if name in first}}
+            samples = self._judged(samples, old or {})
+        return self._report(
+            [
+                self._optimizer_step(chunk, old, objective)
+                for _ in range(config.trainer.epochs)
+                for chunk in split(samples, config.trainer.minibatches)
+            ]
+        )
 
-    def _optimizer_step(self, samples: Sequence[TrainSample], old: OldPolicy | None, objective: Objective) -> Values:
-        measured = [self._measure(plan, samples) for plan in self._plan(samples)]
+    def _report(self, steps: Sequence[OptimizerStep]) -> Values:
+        self.skipped = [step.skipped for step in steps if step.skipped is not None]
+        return report(steps)
+
+    def _optimizer_step(
+        self, samples: Sequence[TrainSample], old: OldPolicy | None, objective: Objective
+    ) -> OptimizerStep:
+        check = _check(samples, self._engine)
+        measured = [self._measure(plan, samples, check) for plan in self._plan(samples)]
+        if (skipped := check.shared()) is not None:
+            return _left_out(samples, skipped)
         kept = self._keep(samples, measured)
         rewards_entropy = objective.algorithm.entropy_coef > 0
         tokens = sum(len(sample.token_ids) for sample in samples)
@@ -56,6 +72,10 @@ class Updater:
             batch = micro.batch
             output = self._engine.forward(batch, keep_routing=self._keep_routing, entropy_gradient=rewards_entropy)
             before = OldTokens(batch.rollout_logprobs) if old is None else gather(old, batch)
+            last = position == len(measured) - 1
+            if not check.numbers(batch, output.logprobs, output.entropies, output.values):
+                self._engine.backward(spoiled(output), last=last)
+                continue
             outputs = compute_loss(
                 LossInputs(
                     logprobs=output.logprobs,
@@ -79,25 +99,34 @@ class Updater:
                 ),
                 objective,
             )
-            counts = float(micro.plan.counts)
-            self._engine.backward(outputs.loss * counts, last=position == len(measured) - 1)
+            finite = check.loss(batch, outputs.loss)
+            loss = outputs.loss * float(micro.plan.counts) if finite else spoiled(output)
+            self._engine.backward(loss, last=last)
             metrics = outputs.metrics if micro.plan.counts else empty(outputs.metrics)
             total = metrics if total is None else total + metrics
         result = self._engine.step()
-        assert total is not None
-        return {
-            **total.reduce(self._engine.all_reduce).values(),
-            **compare_with_sampler(measured, self._engine),
-            **step_values(result),
-            "masked_sequence_ratio": 1 - kept.double().mean().item(),
-        }
+        skipped = check.shared() or (None if result.applied else check.gradient())
+        # A rank whose forward was not finite has no metrics, and every rank knows that now.
+        if skipped is not None and skipped.reason == "forward":
+            total = None
+        return OptimizerStep(
+            tokens=tokens,
+            sequences=len(samples),
+            skipped=skipped,
+            result=result,
+            metrics=None if total is None else total.reduce(self._engine.all_reduce),
+            compared=compare_with_sampler(measured, self._engine),
+            masked=1 - kept.double().mean().item(),
+        )
 
-    def _measure(self, plan: MicroBatch, samples: Sequence[TrainSample]) -> Measured:
+    def _measure(self, plan: MicroBatch, samples: Sequence[TrainSample], check: FiniteCheck) -> Measured:
         batch = self._batch(plan, samples)
         reference = None
         if self._reference is not None and self._config.rl_stability.needs_reference:
             reference = self._reference.logprobs(batch, keep_routing=self._keep_routing)
-        return Measured(plan, batch, self._engine.logprobs(batch, keep_routing=self._keep_routing), reference)
+        current = self._engine.logprobs(batch, keep_routing=self._keep_routing)
+        check.numbers(batch, current.logprobs, current.entropies, current.values, reference)
+        return Measured(plan, batch, current, reference)
 
     def _batch(self, plan: MicroBatch, samples: Sequence[TrainSample]) -> PackedBatch:
         batch = pack([samples[index] for index in plan.indices]).to(self._engine.device)
@@ -124,13 +153,15 @@ class Updater:
         advantages = torch.tensor([sample.advantage for sample in samples], dtype=torch.float64, device=device)
         return keep_sequences(advantages, divergence, masking.divergence_threshold, masking.min_keep_ratio)
 
-    def _old_policy(self, samples: Sequence[TrainSample]) -> OldPolicy:
-        """Of this rank's share of every mini-batch."""
+    def _old_policy(self, samples: Sequence[TrainSample], check: FiniteCheck) -> OldPolicy:
+        """Of this rank's share of every mini-batch, without what `check` finds not finite."""
         old: dict[str, OldTokens] = {}
         for chunk in split(samples, self._config.trainer.minibatches):
             for plan in self._plan(chunk):
                 batch = self._batch(plan, chunk)
                 output = self._engine.logprobs(batch, keep_routing=self._keep_routing)
+                if not check.numbers(batch, output.logprobs, output.values):
+                    continue
                 rewards = torch.tensor([chunk[index].reward for index in plan.indices], device=self._engine.device)
                 old |= old_tokens(batch, output, rewards, self._config.algorithm).by_sample(batch)
         return old
@@ -158,3 +189,12 @@ class Updater:
     @property
     def _keep_routing(self) -> bool:
         return self._config.rl_stability.consistency.keep_routing and self._engine.facts.moe_layers > 0
+
+
+def _check(samples: Sequence[TrainSample], engine: TrainEngine) -> FiniteCheck:
+    return FiniteCheck([sample.sample_id for sample in samples], engine)
+
+
+def _left_out(samples: Sequence[TrainSample], skipped: Skipped) -> OptimizerStep:
+    """Before any rank went forward with gradients, so that none goes backward."""
+    return OptimizerStep(sum(len(sample.token_ids) for sample in samples), len(samples), skipped)

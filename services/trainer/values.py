@@ -2,11 +2,11 @@
 
 import math
 from collections.abc import Sequence
+from itertools import accumulate, pairwise
 from typing import TypeVar
 
 import torch
 
-from services.trainer.engine import StepResult
 from services.trainer.objective import Metrics
 
 Values = dict[str, float]
@@ -23,14 +23,6 @@ SAMPLER_AGAINST_TRAINER = (
 )
 
 
-def step_values(result: StepResult) -> Values:
-    return {
-        "grad_norm": result.grad_norm,
-        "learning_rate": result.learning_rate,
-        "step_applied": float(result.applied),
-    }
-
-
 def empty(metrics: Metrics) -> Metrics:
     """Of a repeat that only keeps the ranks in step."""
     return Metrics(
@@ -42,6 +34,10 @@ def empty(metrics: Metrics) -> Metrics:
 
 
 def split(items: Sequence[Item], parts: int) -> list[Sequence[Item]]:
-    """Into `parts` mini-batches of neighbours, whose sizes differ by one at most."""
-    size = math.ceil(len(items) / parts)
-    return [items[start : start + size] for start in range(0, len(items), size)]
+    """Into `parts` mini-batches of neighbours, the larger ones first, whose sizes differ by one at most.
+
+    Of fewer items than parts each is its own.
+    """
+    size, larger = divmod(len(items), parts)
+    ends = accumulate((size + (part < larger) for part in range(min(parts, len(items)))), initial=0)
+    return [items[start:end] for start, end in pairwise(ends)]

@@ -55,6 +55,16 @@ def digest(found: Iterable[Fragment]) -> bytes:
     return hasher.digest()
 
 
+def all_finite(found: Iterable[Fragment]) -> bool:
+    # One read of each tensor and no copy: NaN and infinity both reach an extreme.
+    extremes = [extreme for *_, values in found if values.numel() for extreme in values.aminmax()]
+    if not extremes:
+        return True
+    # A scalar of the optimizer may lie elsewhere than the rest.
+    device = max((extreme.device for extreme in extremes), key=lambda each: each.type == "cuda")
+    return bool(torch.stack([extreme.to(device, torch.float32) for extreme in extremes]).isfinite().all())
+
+
 @contextmanager
 def loading(zero: Any) -> Iterator[None]:
     """Undoes what DeepSpeed's loaders do beside loading.

@@ -24,8 +24,8 @@ from services.common.config import Config, parse_config
 from services.common.errors import InvalidData
 from services.trainer import zero_state
 from services.trainer.deepspeed_engine import DeepSpeedEngine, open_engine
-from services.trainer.engine import StepResult
-from services.trainer.packing import pack, plan_microbatches
+from services.trainer.engine import PolicyOutput, StepResult
+from services.trainer.packing import PackedBatch, pack, plan_microbatches
 from services.trainer.samples import TrainSample
 from services.trainer.update import Updater
 
@@ -231,6 +231,57 @@ def train_ppo(directory: Path, stage: int, dtype: str) -> dict[str, Any]:
     }
 
 
+class NotFinite:
+    """The engine with one number of one sample NaN, where this rank has that sample and is the last one."""
+
+    def __init__(self, engine: DeepSpeedEngine, field: str, *, gradient: bool) -> None:
+        self._engine, self._field, self._gradient = engine, field, gradient
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def logprobs(self, batch: PackedBatch, **options: Any) -> PolicyOutput:
+        return self._spoil(self._engine.logprobs(batch, **options), batch, False)
+
+    def forward(self, batch: PackedBatch, **options: Any) -> PolicyOutput:
+        return self._spoil(self._engine.forward(batch, **options), batch, True)
+
+    def _spoil(self, output: PolicyOutput, batch: PackedBatch, gradient: bool) -> PolicyOutput:
+        if gradient is not self._gradient or self.rank != self.world_size - 1:
+            return output
+        values = getattr(output, self._field)
+        return replace(output, **{self._field: values.where(batch.sequence_ids != 0, float("nan"))})
+
+
+def skip_not_finite(directory: Path, stage: int, dtype: str) -> dict[str, Any]:
+    """PPO over several micro-batches a rank, with a NaN in one place after the other on the last rank alone."""
+    config = configuration(directory / "model", stage, dtype, algorithm=PPO)
+    engine = open_engine(config)
+    start = engine.state_digest()
+    told = {}
+    for field, gradient in [("logprobs", False), ("values", False), ("logprobs", True), ("values", True)]:
+        updater = Updater(config, NotFinite(engine, field, gradient=gradient), None)  # type: ignore[arg-type]
+        values = updater.train(rewarded_samples())
+        (skipped,) = updater.skipped
+        told[f"{field}-{gradient}"] = {
+            "applied": values["step_applied"],
+            "reason": skipped.reason,
+            "samples": list(skipped.samples),
+            "unchanged": engine.state_digest() == start and engine.finite(),
+        }
+    updater = Updater(config, engine, None)
+    applied = [updater.train(rewarded_samples())["step_applied"] for _ in range(2)]
+    finite = [engine.finite()]
+    found = next(zero_state.fragments(engine._policy, engine._engine.optimizer)).values
+    if engine.rank == engine.world_size - 1:
+        found[-1] = float("inf")
+    finite.append(engine.finite())
+    engine.close()
+    everywhere = torch.tensor([float(finite == [True, False]), float(len(told) == 4)])
+    torch.distributed.all_reduce(everywhere, op=torch.distributed.ReduceOp.MIN)
+    return {"told": told, "applied": applied, "finite_on_every_rank": everywhere.tolist()}
+
+
 CRITIC = {**PPO, "critic": "separate", "critic_learning_rate": 3 * LEARNING_RATE}
 
 
@@ -342,6 +393,7 @@ CASES = {
 }
 
 
+NOT_FINITE_CASES = {1: [(1, "float32")], 2: [(2, "float32"), (3, "float32")]}
 PPO_CASES = {1: [(1, "float32"), (3, "bfloat16")], 2: [(2, "float32"), (3, "float32")]}
 
 # By the number of ranks that resume: what the other number saved, and the stage to go on in.
@@ -361,12 +413,17 @@ def main() -> None:
         return
     cases = {f"{stage}-{dtype}": go_through(directory, stage, dtype) for stage, dtype in CASES[first.world_size]}
     ppo = {f"{stage}-{dtype}": train_ppo(directory, stage, dtype) for stage, dtype in PPO_CASES[first.world_size]}
+    not_finite = {
+        f"{stage}-{dtype}": skip_not_finite(directory, stage, dtype)
+        for stage, dtype in NOT_FINITE_CASES[first.world_size]
+    }
     good = [
         float(case["resume_equal"] and case["skip_unchanged"] and case["digests_resumed"]) for case in cases.values()
     ]
     results = {
         "cases": cases,
         "ppo": ppo,
+        "not_finite": not_finite,
         "critic": train_critic(directory) if first.world_size == 2 else {},
         "recut": recut(directory, 2) if first.world_size == 2 else {},
         "refusals": refusals(directory, first),

@@ -29,6 +29,7 @@ ROOT = Path(__file__).parents[2]
 CASES = [(world_size, *case) for world_size, cases in worker.CASES.items() for case in cases]
 FLOAT32 = [case for case in CASES if case[2] == "float32"]
 RECUT = [(world_size, *case) for world_size, cases in worker.RECUT.items() for case in cases]
+NOT_FINITE_CASES = [(world_size, *case) for world_size, cases in worker.NOT_FINITE_CASES.items() for case in cases]
 PPO_CASES = [(world_size, *case) for world_size, cases in worker.PPO_CASES.items() for case in cases]
 
 
@@ -125,6 +126,19 @@ def test_a_non_finite_gradient_on_one_rank_skips_the_step_on_all(
     assert not result["skip_applied"]
     assert not result["skip_norm_finite"]
     assert result["skip_unchanged"]
+
+
+@pytest.mark.parametrize("case", NOT_FINITE_CASES, ids=str)
+def test_a_number_that_is_not_finite_on_one_rank_skips_the_step_on_all(
+    results: dict[int, dict[str, Any]], case: tuple[int, int, str]
+) -> None:
+    world_size, stage, dtype = case
+    result = results[world_size]["not_finite"][f"{stage}-{dtype}"]
+    for told in result["told"].values():
+        assert (told["applied"], told["reason"], told["unchanged"]) == (0, "forward", True)
+        assert 0 < len(told["samples"]) < len(worker.LENGTHS)
+    assert result["applied"] == [1, 1]
+    assert result["finite_on_every_rank"] == [1, 1]
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

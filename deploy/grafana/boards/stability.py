@@ -7,26 +7,26 @@ from boards.parts import RUN, alarm, each, last, lines
 SAMPLER: tuple[Panel, ...] = (
     lines(
         "Mean ratio of trainer to sampler",
-        "Mean over tokens of the trainer's over the sampler's probability before the step, neither clipped nor "
+        "Mean over tokens of the trainer's over the sampler's probability before any update, neither clipped nor "
         "weighted. 1 when both are the same policy; an alert fires outside 0.8 to 1.2.",
         "none",
-        last("trivet_trainer_sampler_ratio_mean", "ratio"),
+        last("trivet_trainer_first_sampler_ratio_mean", "ratio"),
         thresholds=(Threshold(None, "red"), Threshold(0.8, "green"), Threshold(1.2, "red")),
         alerts=("sampler-ratio-off",),
     ),
     lines(
         "KL between sampler and trainer",
-        "k3 estimate in nats a token. An alert fires above 0.1.",
+        "k3 estimate in nats a token, before the step's first update. An alert fires above 0.1.",
         "sci",
-        last("trivet_trainer_mismatch_kl_nats", "KL"),
+        last("trivet_trainer_first_mismatch_kl_nats", "KL"),
         thresholds=alarm((0.1, "red")),
         alerts=("mismatch-kl-high",),
     ),
     lines(
         "Difference of log-probabilities",
-        "Absolute difference for a token, in nats: mean and largest.",
+        "Absolute difference for a token before any update, in nats: mean and largest.",
         "sci",
-        each("trivet_trainer_logprob_difference_nats", "statistic"),
+        each("trivet_trainer_first_logprob_difference_nats", "statistic"),
         minimum=0,
     ),
     lines(
@@ -34,7 +34,7 @@ SAMPLER: tuple[Panel, ...] = (
         "Share of the sampler's experts that the trainer's own routers would pick, measured before the recorded choice "
         "takes its place. Nothing for a dense model. An alert fires below 80 %.",
         "percentunit",
-        last("trivet_trainer_routing_agreement_ratio", "agreement"),
+        last("trivet_trainer_first_routing_agreement_ratio", "agreement"),
         maximum=1,
         thresholds=(Threshold(None, "red"), Threshold(0.8, "green")),
         alerts=("routing-agreement-low",),
@@ -61,7 +61,7 @@ SAMPLER: tuple[Panel, ...] = (
 IMPORTANCE: tuple[Panel, ...] = (
     lines(
         "Policy ratio",
-        "Quantiles over tokens of the current over the old policy, before clipping.",
+        "Quantiles over tokens of the current over the old policy, before clipping, over all optimizer steps.",
         "none",
         each("trivet_trainer_policy_ratio", "statistic"),
     ),
@@ -85,9 +85,11 @@ IMPORTANCE: tuple[Panel, ...] = (
 POLICY: tuple[Panel, ...] = (
     lines(
         "Gradient norm",
-        "Before clipping, and trainer.optimizer.max_grad_norm. An alert fires at ten times the median of three hours.",
+        "Before clipping, mean and largest of the step's optimizer steps, and trainer.optimizer.max_grad_norm. An "
+        "alert fires at ten times the median of three hours.",
         "none",
         last("trivet_trainer_grad_norm", "gradient norm"),
+        last("trivet_trainer_grad_norm_max", "largest"),
         last("trivet_trainer_grad_norm_limit", "clipped to"),
         minimum=0,
         alerts=("gradient-explosion",),
@@ -128,7 +130,7 @@ POLICY: tuple[Panel, ...] = (
     ),
     lines(
         "Skipped steps",
-        "Steps of an hour that changed no weights, because their gradient was not finite. Any is an alert.",
+        "Optimizer steps of an hour that changed no weights, because a number was not finite. Any is an alert.",
         "none",
         Query(f"sum(increase(trivet_trainer_steps_skipped_total{{{RUN}}}[1h]))", "skipped"),
         minimum=0,

@@ -150,6 +150,11 @@ class TrainerConfig(Section):
         600.0, gt=0, description="how long `trivet up` lets a stop end the step and write a checkpoint"
     )
     max_lost_groups: int = Field(64, ge=0, description="more dead-lettered groups in a row than this end the run")
+    max_skipped_steps: int = Field(
+        10,
+        ge=0,
+        description="more steps in a row than this that change nothing, as a number is not finite, end the run",
+    )
     deepspeed: dict[str, Any] = Field(
         default_factory=dict, description="further DeepSpeed configuration, of what changes speed and memory alone"
     )

@@ -49,13 +49,18 @@ class PlainEngine:
     def step(self) -> StepResult:
         moved = {name: p for name, p in self.policy.named_parameters() if p.grad is not None}
         self.gradients = {name: p.grad.clone() for name, p in moved.items() if p.grad is not None}
-        with torch.no_grad():
-            for name, parameter in moved.items():
-                parameter.sub_(self._rate * self.gradients[name])
-        self.policy.zero_grad()
-        self.steps_applied += 1
         norm = torch.stack([gradient.square().sum() for gradient in self.gradients.values()]).sum().sqrt()
-        return StepResult(True, float(norm), self._rate)
+        applied = bool(norm.isfinite())
+        if applied:
+            with torch.no_grad():
+                for name, parameter in moved.items():
+                    parameter.sub_(self._rate * self.gradients[name])
+        self.policy.zero_grad()
+        self.steps_applied += applied
+        return StepResult(applied, float(norm), self._rate)
+
+    def finite(self) -> bool:
+        return all(bool(parameter.isfinite().all()) for parameter in self.policy.parameters())
 
     def save(self, directory: Path) -> None:
         raise AssertionError("nothing here saves")

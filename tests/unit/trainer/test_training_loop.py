@@ -1,0 +1,213 @@
+"""The loop of one rank over the plain engine, with orders from memory: what is published, saved and written down."""
+
+import json
+import math
+
+import pytest
+import torch
+from recorded_run import SavingEngine, configuration, make_base, make_order
+from trivet.v1 import step_pb2, weights_pb2
+
+from services.common.config import ConfigError
+from services.common.errors import GaveUp
+from services.common.records import Records
+from services.trainer import metrics
+from services.trainer.checkpoint import Checkpoints
+from services.trainer.loop import Lead, Machinery, TrainingLoop
+from services.trainer.policy import load_policy
+from services.trainer.recording import Recorder
+from services.trainer.status import Controls, Status
+from services.trainer.updaters import open_updater
+
+STEPS = 6
+
+
+class Orders:
+    """A StepSource: one order after the other, and nothing to evaluate."""
+
+    history, data_version = "history", "data"
+
+    def __init__(self, config):
+        self.config, self.step = config, 0
+        self.status, self.controls = Status(config.run.name, config.trainer.steps), Controls()
+        self.restored = None
+
+    def restore(self, state):
+        self.step, self.restored = state.step, state
+
+    def issue(self): ...
+
+    def next_order(self):
+        return make_order(self.step + 1)
+
+    def evaluate(self):
+        return None
+
+    def held_out(self):
+        return step_pb2.StepOrder()
+
+    def dump(self):
+        return {}
+
+    def commit(self): ...
+
+
+class Release:
+    """What rank 0 would announce."""
+
+    def __init__(self, directory):
+        self._directory, self.versions = directory, []
+
+    def plan(self, version, *, durable):
+        self._version = version
+        return weights_pb2.PublicationPlan(staging=str(self._directory / f"v{version}"))
+
+    def stored(self, staged):
+        assert staged.exists()
+
+    def announce(self):
+        self.versions.append(self._version)
+
+    def close(self): ...
+
+
+class Engine(SavingEngine):
+    """Not finite, in the forward with gradients, in the steps of `bad`; after step `burst` the weights are NaN."""
+
+    def __init__(self, policy, source, *, bad=(), burst=None):
+        super().__init__(policy)
+        self.source, self.bad, self.burst = source, bad, burst
+
+    def forward(self, batch, **options):
+        output = super().forward(batch, **options)
+        if self.source.step + 1 in self.bad:
+            output.logprobs.data[0] = math.nan
+        return output
+
+    def step(self):
+        result = super().step()
+        if self.source.step + 1 == self.burst:
+            with torch.no_grad():
+                next(self.policy.parameters()).mul_(math.inf)
+        return result
+
+
+class Run:
+    def __init__(self, directory, **trainer):
+        if not (directory / "base").exists():
+            make_base(directory / "base")
+        self.config = configuration(directory, every=0)
+        for name, value in {"steps": STEPS, "checkpoint_every": 2, **trainer}.items():
+            setattr(self.config.trainer, name, value)
+        self.source, self.release = Orders(self.config), Release(directory)
+        self.records = Records(self.config.run.path)
+        self.checkpoints = Checkpoints(self.config.run.path / "checkpoints", 10)
+
+    def go(self, **faults):
+        self.engine = Engine(load_policy(self.config.model.path, dtype="float32"), self.source, **faults)
+        machinery = Machinery(
+            engine=self.engine,
+            updater=open_updater(self.config, self.engine, None),
+            checkpoints=self.checkpoints,
+            recorder=Recorder(self.config, self.engine),
+            model="model",
+            settings={},
+        )
+        return TrainingLoop(self.config, machinery, Lead(self.source, self.records, self.release)).run()
+
+    @property
+    def saved(self):
+        return [saved.state.step for saved in self.checkpoints.list()]
+
+
+def refuse(constant):
+    raise AssertionError(f"{constant} is no JSON")
+
+
+def lines(run):
+    text = (run.config.run.path / "steps.jsonl").read_text(encoding="utf-8")
+    return [json.loads(line, parse_constant=refuse) for line in text.splitlines()]
+
+
+def skips(reason="forward"):
+    return metrics.STEPS_SKIPPED.labels(reason)._value.get()
+
+
+def test_a_run_trains_publishes_saves_and_writes_down(tmp_path):
+    run = Run(tmp_path)
+    assert run.go()
+    assert run.release.versions == list(range(STEPS + 1))
+    assert run.saved == [2, 4, 6]
+    assert [line["step"] for line in lines(run)] == [1, 2, 3, 4, 5, 6]
+    assert not any("skipped" in line for line in lines(run))
+
+
+def test_steps_that_are_not_finite_are_skipped_and_the_run_goes_on(tmp_path):
+    run, before = Run(tmp_path), skips()
+    assert run.go(bad=(2, 3))
+    assert run.release.versions == list(range(STEPS + 1))
+    assert run.engine.steps_applied == STEPS - 2
+    assert skips() == before + 2
+    told = {line["step"]: line for line in lines(run)}
+    assert [told[step]["metrics"]["step_applied"] for step in range(1, 7)] == [1, 0, 0, 1, 1, 1]
+    assert told[2]["metrics"]["loss"] is None
+    (skipped,) = told[2]["skipped"]
+    assert skipped["reason"] == "forward"
+    assert skipped["samples"]
+    assert set(skipped["samples"]) < set(told[2]["samples"])
+    # Who reads the records sees no number where there was none.
+    assert "loss" not in run.records.steps()[1]["metrics"]
+
+
+def test_too_many_skipped_steps_in_a_row_end_the_run_for_good(tmp_path):
+    run = Run(tmp_path, max_skipped_steps=2)
+    sentence = r"3 steps in a row .* at most 2 allowed \(trainer\.max_skipped_steps\)"
+    with pytest.raises(GaveUp, match=sentence) as failure:
+        run.go(bad=(1, 3, 4, 5))
+    assert failure.value.code == "too_many_skipped_steps"
+    assert "the forward of step5-" in str(failure.value)
+    assert "checkpoints/step-000004" in str(failure.value)
+    # The first one alone is not in a row with the others.
+    assert [line["step"] for line in lines(run)] == [1, 2, 3, 4, 5]
+
+
+def test_weights_that_are_not_finite_are_neither_published_nor_saved(tmp_path):
+    run = Run(tmp_path)
+    with pytest.raises(GaveUp, match=r"step 4 left weights that are not finite") as failure:
+        run.go(burst=4)
+    assert failure.value.code == "weights_not_finite"
+    assert "checkpoints/step-000002" in str(failure.value)
+    assert run.release.versions == [0, 1, 2, 3]
+    assert run.saved == [2]
+    assert [line["step"] for line in lines(run)] == [1, 2, 3, 4]
+    again = Run(tmp_path)
+    assert again.go()
+    assert again.source.restored.step == 2
+    assert again.release.versions == [2, 3, 4, 5, 6]
+
+
+def test_before_the_first_checkpoint_there_is_none_to_name(tmp_path):
+    with pytest.raises(GaveUp, match="step 1 left weights .* there is no checkpoint yet"):
+        Run(tmp_path).go(burst=1)
+
+
+def test_a_policy_that_is_not_finite_is_refused_at_the_start(tmp_path):
+    run = Run(tmp_path)
+    broken = load_policy(run.config.model.path, dtype="float32").model
+    with torch.no_grad():
+        next(broken.parameters())[0, 0] = math.nan
+    broken.save_pretrained(tmp_path / "base")
+    with pytest.raises(ConfigError, match="base holds weights that are not finite"):
+        run.go()
+    assert run.release.versions == []
+
+
+def test_a_checkpoint_that_is_not_finite_is_put_aside(tmp_path, monkeypatch):
+    """Versions before this check saved them."""
+    with monkeypatch.context() as before:
+        before.setattr(Engine, "finite", lambda _: True)
+        assert Run(tmp_path).go(burst=6)
+    assert Run(tmp_path).saved == [2, 4, 6]
+    resumed = Run(tmp_path)
+    assert resumed.go()
+    assert resumed.source.restored.step == 4
