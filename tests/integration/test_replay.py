@@ -64,8 +64,10 @@ def test_a_later_step_comes_out_again_bit_for_bit_in_fresh_processes(run):
     assert ended.returncode == 0, ended.stdout + ended.stderr
     report = ReplayReport.model_validate_json((run / "replay.json").read_bytes())
     assert (report.start, report.world_size, report.zero_stage) == ("engine", 2, 3)
+    assert [step.step for step in report.steps] == list(range(2, STEPS + 1))
     for step in report.steps:
         assert (step.starts_alike, step.ends_alike) == (True, True)
+        assert len(step.values) > 10
         assert all(pair.equal for pair in step.values)
 
 

@@ -176,7 +176,7 @@ def test_a_message_that_looks_like_markup_stands_as_it_is(config_file):
     ended = CliRunner().invoke(app, ["up", str(config_file), "--no-[/such]"])
     assert ended.exit_code == 2
     assert "--no-[/such]" in ended.output
-    assert not isinstance(ended.exception, Exception) or isinstance(ended.exception, SystemExit)
+    assert isinstance(ended.exception, SystemExit)
 
 
 def test_say_prints_what_it_is_given():

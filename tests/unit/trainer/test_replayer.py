@@ -58,6 +58,7 @@ def test_a_step_with_optimizer_state_needs_an_engine_that_can_load_it(run):
 def test_digests_of_other_ranks_or_stages_are_not_compared(run):
     (step,) = replayed(run, 1, 1, ("trainer.zero_stage=3",)).steps
     assert (step.starts_alike, step.ends_alike) == (None, None)
+    assert len(step.values) > 10
     assert all(pair.equal for pair in step.values)
 
 

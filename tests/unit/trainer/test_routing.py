@@ -84,7 +84,9 @@ def test_gradient_reaches_every_router_through_replayed_experts(family: str) -> 
     values, _ = policy(with_routing(batch, routing))
     values.sum().backward()
     policy.close_routing()
-    for router in find_routers(policy.model):
+    routers = find_routers(policy.model)
+    assert routers
+    for router in routers:
         gradients = [p.grad for p in router.module.parameters() if p.grad is not None]
         assert gradients, router.name
         assert all(bool(gradient.isfinite().all()) for gradient in gradients)
