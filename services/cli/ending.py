@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 from services.common.service_main import ENDED
 
-_RAISED = re.compile(r"(?:\[rank\d+\]: ?)?([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Failed|Warning)\b.*)")
+# What a rank or vLLM's engine process puts before its words.
+_SPEAKER = r"(?:\[rank\d+\]: ?|\(\w+ pid=\d+\) (?:ERROR [^\]]*\] )?)?"
+_RAISED = re.compile(_SPEAKER + r"([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Failed|Warning)\b.*)")
 # torchrun's own report of a rank.
 _RANK_STATUS = re.compile(r"exitcode\s*: (-?\d+)")
 
@@ -31,7 +33,7 @@ def read_ending(status: int, words: str) -> Ending:
     if status < 0:
         return Ending(status, _signal(-status))
     raised = [found.group(1) for line in lines if (found := _RAISED.fullmatch(line.rstrip()))]
-    own = [found for found in raised if not found.startswith("torch.distributed.elastic")]
+    own = [found for found in raised if not found.startswith("torch.distributed.elastic") and "root cause" not in found]
     spoken = [line for line in lines if line.strip() and not line.startswith("{")]
     return Ending(status, (own or raised or spoken or ["it said nothing"])[-1].strip())
 

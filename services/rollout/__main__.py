@@ -126,7 +126,9 @@ class Rollout:
             done, _ = await asyncio.wait([stopped, *jobs], return_when=asyncio.FIRST_COMPLETED)
             for job in done:
                 job.result()
-            return FAILED if gave_up in done else FINISHED
+            if gave_up in done:
+                return report_end(FAILED, f"the engine gave up: {self._engine.problem}")
+            return FINISHED
         finally:
             for job in [stopped, *jobs]:
                 job.cancel()

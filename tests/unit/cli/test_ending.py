@@ -15,6 +15,14 @@ torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
   exitcode  : 1 (pid: 4242)
 """
 
+VLLM = """
+(EngineCore pid=71) ERROR 12-01 03:07:00 [core.py:1165] Traceback (most recent call last):
+(EngineCore pid=71) ERROR 12-01 03:07:00 [core.py:1165] ValueError: No available memory for the cache blocks.
+Traceback (most recent call last):
+  File "services/rollout/__main__.py", line 60, in main
+RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}
+"""
+
 
 def ended(status: int, reason: str) -> str:
     return json.dumps({"event": "ended", "exit_code": status, "reason": reason, "exception": "Traceback …"})
@@ -38,6 +46,7 @@ def test_the_first_rank_that_failed_is_the_cause():
         (-11, "", "killed by SIGSEGV"),
         (1, TORCHRUN, "RuntimeError: the tensors do not fit"),
         (1, 'Traceback …\n  File "a.py"\nKeyError: \'reward\'\n{"event": "step"}', "KeyError: 'reward'"),
+        (1, VLLM, "ValueError: No available memory for the cache blocks."),
         (1, "python: No module named x", "python: No module named x"),
         (1, "", "it said nothing"),
         (1, '{"event": "ended"', "it said nothing"),
