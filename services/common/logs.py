@@ -4,6 +4,7 @@ import sys
 import structlog
 
 from services.common.secrets import without_password
+from services.common.strict_json import strict
 
 
 def configure_logs(service: str, run: str, level: int = logging.INFO) -> None:
@@ -15,6 +16,7 @@ def configure_logs(service: str, run: str, level: int = logging.INFO) -> None:
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,
             _hide_passwords,
+            _strict,
             structlog.processors.JSONRenderer(),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(level),
@@ -27,6 +29,10 @@ def configure_logs(service: str, run: str, level: int = logging.INFO) -> None:
 def _hide_passwords(_: object, __: str, entry: structlog.typing.EventDict) -> structlog.typing.EventDict:
     """A library's error, or a traceback, may hold an address with its password."""
     return {name: without_password(value) if isinstance(value, str) else value for name, value in entry.items()}
+
+
+def _strict(_: object, __: str, entry: structlog.typing.EventDict) -> structlog.typing.EventDict:
+    return {name: strict(value) for name, value in entry.items()}
 
 
 def get_logger(name: str) -> structlog.typing.FilteringBoundLogger:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from services.common.logs import get_logger
+from services.common.strict_json import strict
 
 log = get_logger(__name__)
 
@@ -42,7 +43,7 @@ class Records:
 
 def _append(path: Path, record: dict[str, Any]) -> None:
     """Whole or not at all, also where the disk is full. Raises OSError."""
-    line = (json.dumps(_strict(record), sort_keys=True, allow_nan=False) + "\n").encode()
+    line = (json.dumps(strict(record), sort_keys=True, allow_nan=False) + "\n").encode()
     with path.open("ab") as file:
         _mend_end(path)
         end = path.stat().st_size
@@ -68,18 +69,6 @@ def _mend_end(path: Path) -> None:
         return
     log.warning("a line that was cut off is taken out", file=str(path), bytes=len(content) - begin)
     os.truncate(path, begin)
-
-
-def _strict(value: Any) -> Any:
-    """JSON has neither NaN nor infinity: null stands for both."""
-    match value:
-        case dict():
-            return {key: _strict(each) for key, each in value.items()}
-        case list() | tuple():
-            return [_strict(each) for each in value]
-        case float() if not math.isfinite(value):
-            return None
-    return value
 
 
 def _finite(metrics: dict[str, float | None]) -> dict[str, float]:

@@ -132,7 +132,9 @@ class TrainerConfig(Section):
     max_staleness: int = Field(
         1, ge=0, description="versions that sampling may run ahead of training; 0 is synchronous"
     )
-    minibatches: int = Field(1, ge=1, description="optimizer steps per batch of samples")
+    minibatches: int = Field(
+        1, ge=1, description="optimizer steps per batch of samples; of fewer preference pairs, one for each pair"
+    )
     epochs: int = Field(1, ge=1, description="passes over each batch")
     tokens_per_microbatch: int = Field(4096, ge=2, description="prompt and completion tokens in one packed bin")
     zero_stage: Literal[1, 2, 3] = 1
