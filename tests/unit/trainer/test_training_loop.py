@@ -9,7 +9,7 @@ from recorded_run import SavingEngine, configuration, make_base, make_order
 from trivet.v1 import step_pb2, weights_pb2
 
 from services.common.config import ConfigError
-from services.common.errors import GaveUp
+from services.common.errors import GaveUp, TrivetError
 from services.common.records import Records
 from services.trainer import metrics
 from services.trainer.checkpoint import Checkpoints
@@ -99,7 +99,7 @@ class Run:
         self.config = configuration(directory, every=0)
         for name, value in {"steps": STEPS, "checkpoint_every": 2, **trainer}.items():
             setattr(self.config.trainer, name, value)
-        self.source, self.release = Orders(self.config), Release(directory)
+        self.source, self.release, self.lease = Orders(self.config), Release(directory), None
         self.records = Records(self.config.run.path)
         self.checkpoints = Checkpoints(self.config.run.path / "checkpoints", 10)
 
@@ -113,7 +113,7 @@ class Run:
             model="model",
             settings={},
         )
-        return TrainingLoop(self.config, machinery, Lead(self.source, self.records, self.release)).run()
+        return TrainingLoop(self.config, machinery, Lead(self.source, self.records, self.release, self.lease)).run()
 
     @property
     def saved(self):
@@ -211,3 +211,42 @@ def test_a_checkpoint_that_is_not_finite_is_put_aside(tmp_path, monkeypatch):
     resumed = Run(tmp_path)
     assert resumed.go()
     assert resumed.source.restored.step == 4
+
+
+class LostLease:
+    """Another trainer takes the run while step `step` is computed."""
+
+    def __init__(self, source, step):
+        self.source, self.step = source, step
+
+    def check(self):
+        if self.source.step >= self.step:
+            raise TrivetError("lease_lost", "another trainer has the run")
+
+
+def test_a_trainer_that_lost_the_run_to_another_writes_nothing_more(tmp_path):
+    run = Run(tmp_path)
+    run.lease = LostLease(run.source, step=4)
+    with pytest.raises(TrivetError, match="another trainer has the run"):
+        run.go()
+    assert run.release.versions == [0, 1, 2, 3]
+    assert [record["step"] for record in lines(run)] == [1, 2, 3]
+    assert run.saved == [2]
+
+
+@pytest.mark.parametrize("at", [0, 3])
+def test_a_stop_while_the_run_starts_or_evaluates_leaves_a_checkpoint(tmp_path, at):
+    run = Run(tmp_path, checkpoint_every=100)
+    run.config.evaluation.every = 1
+
+    def evaluate():
+        if run.source.step == at:
+            run.source.controls.stop.set()
+
+    def next_order():
+        stop = run.source.controls.stop.is_set()
+        return step_pb2.StepOrder(action=step_pb2.STEP_ACTION_STOP) if stop else make_order(run.source.step + 1)
+
+    run.source.evaluate, run.source.next_order = evaluate, next_order
+    assert not run.go()
+    assert run.saved == [at]
