@@ -21,6 +21,15 @@ from services.trainer.policy import Policy
 from services.trainer.sharding import whole_shape
 
 IDENTITY_FILE = "engine.json"
+# What decides each part of an identity.
+KEYS = {
+    "model_type": "model.path",
+    "parameters": "model.path",
+    "dtype": "model.dtype",
+    "zero_stage": "trainer.zero_stage",
+    "value_head": "algorithm.name and algorithm.critic",
+    "critic": "algorithm.critic and algorithm.critic_path",
+}
 
 
 @dataclass(frozen=True)
@@ -98,7 +107,11 @@ def check_identity(directory: Path, identity: Identity) -> Saved:
         del expectations["zero_stage"]
     for name, expected in expectations.items():
         if found.get(name) != expected:
-            raise InvalidData("checkpoint_mismatch", f"{path}: {name} is {found.get(name)!r}, expected {expected!r}")
+            raise InvalidData(
+                "checkpoint_mismatch",
+                f"{path}: {name} is {found.get(name)!r}, expected {expected!r}: give {KEYS[name]} the old value, or "
+                "run.name a new one",
+            )
     saved = Saved(content["steps_applied"], content["zero_stage"], content["world_size"], content.get("state_digest"))
     if not saved.is_cut_as(identity) and saved.steps_applied == 0:
         raise InvalidData(

@@ -128,13 +128,14 @@ def test_an_identity_tells_models_and_settings_apart(tmp_path: Path) -> None:
     mine = Identity.of(Policy(make_model("qwen3")), config, 2)
     write_identity(tmp_path, mine, 17, "digest")
     assert check_identity(tmp_path, mine) == Saved(17, config.trainer.zero_stage, 2, "digest")
-    for other, field in [
-        (Identity.of(Policy(make_model("qwen3", num_hidden_layers=1)), config, 2), "parameters"),
-        (Identity.of(Policy(make_model("cohere")), config, 2), "model_type"),
-        (replace(mine, dtype="float16"), "dtype"),
-        (Identity.of(Policy(make_model("qwen3"), value_head=True), config, 2), "value_head"),
+    for other, field, key in [
+        (Identity.of(Policy(make_model("qwen3", num_hidden_layers=1)), config, 2), "parameters", "model.path"),
+        (Identity.of(Policy(make_model("cohere")), config, 2), "model_type", "model.path"),
+        (replace(mine, dtype="float16"), "dtype", "model.dtype"),
+        (Identity.of(Policy(make_model("qwen3"), value_head=True), config, 2), "value_head", "algorithm.name"),
+        (replace(mine, critic="a critic"), "critic", "algorithm.critic"),
     ]:
-        with pytest.raises(InvalidData, match=f"{field} is .*, expected") as refused:
+        with pytest.raises(InvalidData, match=f"{field} is .*, expected .*: give {key}.* the old value") as refused:
             check_identity(tmp_path, other)
         assert refused.value.code == "checkpoint_mismatch"
 
