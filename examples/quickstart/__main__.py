@@ -127,7 +127,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         report = build(options.output, options.seed, WarmupSettings(), console=console)
     except FileExistsError as error:
-        console.print(f"[red]{error}[/red]")
+        console.print(str(error), style="red", markup=False, highlight=False)
         return 1
     console.print(
         f"{options.output}: {report.parameters:,} parameters, {report.steps} steps in {report.seconds:.0f} s; "

@@ -61,7 +61,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         parameters = convert(find_gguf(), options.output)
     except (FileExistsError, SourceError) as error:
-        console.print(f"[red]{error}[/red]")
+        console.print(str(error), style="red", markup=False, highlight=False)
         return 1
     console.print(f"{options.output}: SmolLM2-135M-Instruct, {parameters:,} parameters")
     return 0

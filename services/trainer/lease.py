@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import cast
 
 import redis
+from redis.backoff import NoBackoff
 from redis.exceptions import LockNotOwnedError
 from redis.lock import Lock
+from redis.retry import Retry
 
 from services.common.errors import TrivetError, Unavailable
 from services.common.logs import get_logger
@@ -21,6 +23,7 @@ from services.common.logs import get_logger
 # What a crash on another machine makes its successor wait for.
 TTL_SECONDS = 15.0
 LOOK_SECONDS = 0.25
+JOIN_SECONDS = 2.0
 
 log = get_logger(__name__)
 
@@ -111,10 +114,11 @@ class Lease:
             raise TrivetError("lease_lost", self._lost)
 
     def close(self) -> None:
-        """Lets go of it, so that a successor need not wait."""
+        """Lets go of it, so that a successor need not wait. A Redis that is away is not waited for: it expires."""
         self._ended.set()
+        self._client.set_retry(Retry(NoBackoff(), 0))
         if self._thread.is_alive():
-            self._thread.join(self._ttl)
+            self._thread.join(JOIN_SECONDS)
         try:
             self._lock.do_release(cast(str, self._me.dump()))
         except (redis.RedisError, LockNotOwnedError) as error:

