@@ -31,8 +31,8 @@ OOM_SCORE = "500"
 OPEN_FILES = 1_024
 # A judge's weights may be that large, a log should not be.
 FILE_BYTES = 16 * 2**30
-# Of a user who runs nothing else. Threads count, too.
-PROCESSES = 1_024
+# Processes and threads of one user: of one who runs nothing else, and of the service's, who does.
+PROCESSES_ALONE, PROCESSES_SHARED = 1_024, 16_384
 
 # Nothing here is a secret; a proxy's address may be one, and HF_TOKEN is.
 ENVIRONMENT = frozenset(
@@ -122,8 +122,8 @@ def contain(memory_mib: int | None, user: User | None, parent: int) -> list[str]
         # Private memory that can be written. The address space (RLIMIT_AS) would not do: allocators, thread arenas and
         # CUDA reserve many times what they use.
         _limit(resource.RLIMIT_DATA, memory_mib * 2**20)
+    _limit(resource.RLIMIT_NPROC, PROCESSES_ALONE if user is not None else PROCESSES_SHARED)
     if user is not None:
-        _limit(resource.RLIMIT_NPROC, PROCESSES)
         _become(user)
         os.environ.update(HOME=user.home, USER=user.name)
     elif os.geteuid() == 0:

@@ -75,7 +75,7 @@ class ForkServer:
             self._start(command["start"], descriptors[0])
         for pid, number in self._numbers.items():
             if number == command.get("kill"):
-                os.kill(pid, signal.SIGKILL)
+                _kill({pid})
         return True
 
     def _start(self, number: int, descriptor: int) -> None:
@@ -113,14 +113,34 @@ class ForkServer:
         return ended
 
     def _kill_orphans(self) -> set[int]:
-        children = {
-            int(pid) for thread in Path("/proc/self/task").glob("*/children") for pid in thread.read_text().split()
-        }
-        orphans = children.difference(self._numbers)
-        for pid in orphans:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        orphans = _children("self").difference(self._numbers)
+        _kill(orphans)
         return orphans
+
+
+def _kill(found: set[int]) -> None:
+    """These processes and all below them, stopped first: what is stopped forks no more."""
+    stopped: set[int] = set()
+    while found:
+        _signal(found, signal.SIGSTOP)
+        stopped |= found
+        found = {child for pid in stopped for child in _children(str(pid))} - stopped
+    _signal(stopped, signal.SIGKILL)
+
+
+def _signal(pids: set[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+def _children(process: str) -> set[int]:
+    found: set[int] = set()
+    for thread in Path(f"/proc/{process}/task").glob("*/children"):
+        # It may have ended by now.
+        with suppress(FileNotFoundError, ProcessLookupError):
+            found.update(int(pid) for pid in thread.read_text().split())
+    return found
 
 
 def main() -> None:

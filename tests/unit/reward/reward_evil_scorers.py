@@ -223,6 +223,33 @@ def daemon(prompt, completion, metadata):
     return 1.0
 
 
+def runner(prompt, completion, metadata):
+    """Starts a process that forks and ends, over and over: its number is another one at each look."""
+    if os.fork():
+        return 1.0
+    os.setsid()
+    signal.alarm(60)
+    while True:
+        if os.fork():
+            os._exit(0)
+        with open(metadata["trace"], "ab") as trace:
+            trace.write(b"x")
+
+
+def family(prompt, completion, metadata):
+    """Four generations of processes, each in a session of its own, that all go on forking."""
+    for _ in range(4):
+        os.fork()
+    if os.getsid(0) != os.getpid():
+        os.setsid()
+    with open(metadata["trace"], "ab") as trace:
+        trace.write(f"{os.getpid()}\n".encode())
+    while True:
+        if not os.fork():
+            os._exit(0)
+        os.waitpid(-1, 0)
+
+
 def reaches(prompt, completion, metadata):
     """What came of it, as a failure's reason."""
     return ScorerFailure(json.dumps(REACHES[completion](metadata)))

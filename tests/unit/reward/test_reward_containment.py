@@ -14,7 +14,9 @@ from services.common.config import RewardConfig
 from services.common.errors import InvalidData
 from services.reward.containment import Containment, User, contain, find_user
 
-ALLOCATES, DAEMON, REACHES = (f"reward_evil_scorers:{name}" for name in ("allocates", "daemon", "reaches"))
+ALLOCATES, DAEMON, FAMILY, REACHES, RUNNER = (
+    f"reward_evil_scorers:{name}" for name in ("allocates", "daemon", "family", "reaches", "runner")
+)
 
 
 async def test_memory_is_limited_and_more_is_a_failure_of_that_sample():
@@ -54,6 +56,27 @@ async def test_what_a_scorer_starts_ends_with_it(open_path, end):
         daemon = await asyncio.to_thread(_started, trace + ".daemon")
         await asyncio.to_thread(eventually, lambda: not is_alive(daemon))
     assert not is_alive(child)
+
+
+async def test_a_process_that_runs_away_by_forking_is_caught(open_path):
+    trace = open_path / "trace"
+    async with OpenPool(RUNNER, workers=1) as pool:
+        assert await pool.score(RUNNER, "", json.dumps({"trace": str(trace)})) == 1.0
+        await asyncio.to_thread(eventually, lambda: trace.exists() and trace.stat().st_size)
+    # Each of its lives adds a byte.
+    size = trace.stat().st_size
+    await asyncio.sleep(0.5)
+    assert trace.stat().st_size == size
+
+
+async def test_a_family_of_processes_that_fork_all_the_time_ends_with_its_call(open_path):
+    trace = open_path / "trace"
+    async with OpenPool(FAMILY, workers=1, timeout_seconds=1.0) as pool:
+        outcome = await pool.score(FAMILY, "", json.dumps({"trace": str(trace)}))
+        assert outcome.code == "scorer_timeout"
+        pids = [int(pid) for pid in trace.read_text().split()]
+        assert len(pids) == 16
+        await asyncio.to_thread(eventually, lambda: not any(is_alive(pid) for pid in pids))
 
 
 SERVICE = """
