@@ -1,5 +1,6 @@
 """Replay data beside the streams: in Redis, or in any fsspec store."""
 
+import errno
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -13,7 +14,7 @@ from trivet.v1 import tensor_pb2
 
 from services.common import metrics
 from services.common.config import BlobConfig
-from services.common.errors import InvalidData, Unavailable
+from services.common.errors import InvalidData, Outage, Unavailable
 from services.common.logs import get_logger
 
 log = get_logger(__name__)
@@ -28,11 +29,11 @@ class Blob(NamedTuple):
 
 class BlobStore(Protocol):
     def put(self, sample_id: str, data: bytes) -> tensor_pb2.BlobReference:
-        """Raises InvalidData for a blob over the limit, Unavailable when the store does not answer."""
+        """Raises InvalidData for a blob over the limit, Outage when the store does not answer."""
 
     def get(self, blob: Blob) -> bytes:
         """Raises InvalidData ("blob_missing", "blob_corrupt", "blob_foreign" for a reference to anything but the
-        sample's own blob), or Unavailable when the store does not answer."""
+        sample's own blob), or Outage when the store does not answer."""
 
     def delete(self, blobs: Iterable[Blob]) -> None:
         """Those already gone are passed over. Foreign ones are left alone, and counted; so are all where the store
@@ -58,7 +59,11 @@ class RedisBlobs:
     def get(self, blob: Blob) -> bytes:
         key = _own_key(self._prefix + blob.sample_id, blob)
         with metrics.BLOB_SECONDS.labels("get").time():
-            data = cast(bytes | None, self._client.get(key))
+            try:
+                data = cast(bytes | None, self._client.get(key))
+            except redis.ResponseError as error:
+                # Something that is no string lies there.
+                raise _corrupt(key, error) from error
         return _checked(blob.reference, data)
 
     def delete(self, blobs: Iterable[Blob]) -> None:
@@ -93,6 +98,10 @@ class FsspecBlobs:
                 data = self._files.cat_file(key)
             except FileNotFoundError:
                 data = None
+            except OSError as error:
+                if error.errno != errno.EIO:
+                    raise
+                raise _corrupt(key, error) from error
         return _checked(blob.reference, data)
 
     def delete(self, blobs: Iterable[Blob]) -> None:
@@ -118,9 +127,11 @@ class FsspecBlobs:
 def _telling(key: str, done: str) -> Iterator[None]:
     try:
         yield
+    except InvalidData:
+        raise
     except Exception as error:  # each store's library has errors of its own, with no class in common
         metrics.BLOB_FAILURES.labels("blob_store").inc()
-        raise Unavailable("blob_store", f"blob {key} could not be {done} ({error})") from error
+        raise Outage("blob_store", f"blob {key} could not be {done} ({error})") from error
 
 
 def _own_key(name: str, blob: Blob) -> str:
@@ -161,6 +172,11 @@ def _reference(name: str, data: bytes, limit: int) -> tensor_pb2.BlobReference:
     metrics.BLOB_BYTES.labels("put").inc(len(data))
     checksum = xxhash.xxh3_64_intdigest(data)
     return tensor_pb2.BlobReference(key=_key(name, checksum), size=len(data), checksum=checksum)
+
+
+def _corrupt(key: str, error: Exception) -> InvalidData:
+    metrics.BLOB_FAILURES.labels("blob_corrupt").inc()
+    return InvalidData("blob_corrupt", f"blob {key} cannot be read ({error})")
 
 
 def _checked(reference: tensor_pb2.BlobReference, data: bytes | None) -> bytes:

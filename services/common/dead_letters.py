@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, TypeVar, cast
 
 import redis
@@ -9,7 +10,7 @@ from google.protobuf.message import DecodeError, Message
 from trivet.v1 import sample_pb2
 
 from services.common import metrics
-from services.common.errors import InvalidData, TrivetError
+from services.common.errors import InvalidData, Outage, TrivetError
 
 M = TypeVar("M", bound=Message)
 
@@ -56,6 +57,11 @@ class DeadLetters:
                 finish(pipe)
             pipe.execute()
         metrics.DEAD_LETTERS.labels(letter.stream, letter.code).inc()
+
+    def report(self, letter: sample_pb2.DeadLetter) -> None:
+        """Of what is already gone. A Redis that takes nothing more gets no letter: the log has the reason."""
+        with suppress(Outage):
+            self.add(letter)
 
     def read(self) -> list[sample_pb2.DeadLetter]:
         """Those added since the last `mark_read`, in order; repeated until marked.

@@ -23,6 +23,10 @@ class Unavailable(TrivetError):
     """Something outside did not answer in time. Trying again may help."""
 
 
+class Outage(Unavailable):
+    """What everybody needs cannot serve at present: Redis is full, a store is. It is waited for, and costs nothing."""
+
+
 @contextmanager
 def entrys_fault() -> Iterator[None]:
     """Around code that looks at an entry and at nothing else: what that raises is InvalidData ("entry_unusable").

@@ -6,6 +6,10 @@ STREAM_CLAIMS = Counter("trivet_stream_claims_total", "Entries taken over from a
 STREAM_REBUILDS = Counter(
     "trivet_stream_rebuilds_total", "Consumer groups made again because Redis had lost them", ["stream"]
 )
+OUTAGES = Counter("trivet_outages_total", "Outages that the service waited for, by what could not serve", ["code"])
+VERSIONS_ANNOUNCED_AGAIN = Counter(
+    "trivet_versions_announced_again_total", "Policy versions announced again because Redis had lost them"
+)
 DEAD_LETTERS = Counter("trivet_dead_letters_total", "Entries given up, by reason", ["stream", "code"])
 BLOB_BYTES = Counter("trivet_blob_bytes_total", "Bytes of replay blobs moved", ["operation"])
 BLOB_FAILURES = Counter("trivet_blob_failures_total", "Replay blobs that could not be used", ["code"])

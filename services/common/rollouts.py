@@ -48,7 +48,7 @@ class RolloutRegistry:
                     continue
             except InvalidData as error:
                 log.warning("registration dropped", rollout=repr(name), code=error.code, reason=str(error))
-                self._dead_letters.add(dead_letter("rollouts", repr(name), entry or b"", error))
+                self._dead_letters.report(dead_letter("rollouts", repr(name), entry or b"", error))
                 self._client.delete(key)
             self._client.srem(self._name, name)
         return found

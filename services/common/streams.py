@@ -1,5 +1,6 @@
 """Typed messages on Redis Streams: delivered at least once, claimed from the dead, given up with a reason."""
 
+import math
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -88,6 +89,13 @@ class Stream(Generic[M]):
             for entry in self._parse(rows, self._deliveries([raw_id])):
                 yield entry
                 self.settle([last])
+
+    def release(self, entries: Iterable[Entry[M]]) -> None:
+        """Hands the entries back: others may claim them at once, and this delivery does not count."""
+        for entry in entries:
+            self._hold(
+                [entry.id], retrycount=entry.deliveries - 1, idle=math.ceil(self.config.claim_idle_seconds * 1000)
+            )
 
     def settle(self, ids: Iterable[str]) -> None:
         """The entries did no harm: this delivery does not count. For a consumer that keeps what it reads."""

@@ -9,8 +9,9 @@ import redis
 import xxhash
 from trivet.v1 import weights_pb2
 
+from services.common import metrics
 from services.common.dead_letters import FIELD, DeadLetters, dead_letter, parse_entry
-from services.common.errors import InvalidData
+from services.common.errors import InvalidData, Unavailable
 from services.common.logs import get_logger
 
 # The newest counts; older ones are kept only to be looked at.
@@ -55,7 +56,15 @@ def check_location(weights: weights_pb2.WeightVersion, root: Path) -> None:
 
 
 def verify_weights(weights: weights_pb2.WeightVersion) -> None:
-    """Raises InvalidData ("weights_missing", "weights_corrupt") unless the files are those that were published."""
+    """Raises InvalidData ("weights_missing", "weights_corrupt") unless the files are those that were published, and
+    Unavailable ("weights_unreadable") where they cannot be read."""
+    try:
+        _verify(weights)
+    except OSError as error:
+        raise Unavailable("weights_unreadable", f"{weights.path} cannot be read ({error})") from error
+
+
+def _verify(weights: weights_pb2.WeightVersion) -> None:
     for file in weights.files:
         path = Path(weights.path) / file.name
         if not path.is_file():
@@ -85,6 +94,10 @@ def _fingerprint(files: list[weights_pb2.WeightFile]) -> str:
     return digest.hexdigest()
 
 
+def same_weights(one: weights_pb2.WeightVersion, other: weights_pb2.WeightVersion) -> bool:
+    return bool(one.fingerprint) and (one.version, one.fingerprint) == (other.version, other.fingerprint)
+
+
 class WeightFeed:
     """Announcements of policy versions, to every rollout alike: the newest announcement holds, whatever its number.
 
@@ -94,9 +107,19 @@ class WeightFeed:
     def __init__(self, client: redis.Redis, run: str) -> None:
         self._client, self._name = client, f"{run}:weights"
         self._dead_letters = DeadLetters(client, run)
+        self._announced: weights_pb2.WeightVersion | None = None
 
     def announce(self, weights: weights_pb2.WeightVersion) -> None:
+        self._announced = weights
         self._client.xadd(self._name, {FIELD: weights.SerializeToString()}, maxlen=ANNOUNCEMENTS_KEPT)
+
+    def keep_announced(self) -> None:
+        """Announces again what was announced last, if Redis has lost it."""
+        found = self.latest()
+        if self._announced is not None and (found is None or not same_weights(found[1], self._announced)):
+            metrics.VERSIONS_ANNOUNCED_AGAIN.inc()
+            log.warning("Redis had lost the newest version, announced again", version=self._announced.version)
+            self.announce(self._announced)
 
     def latest(self) -> tuple[str, weights_pb2.WeightVersion] | None:
         """The newest announcement and its id."""
@@ -133,7 +156,7 @@ class WeightFeed:
         # Every rollout meets it, and one of them writes the letter.
         if self._client.xdel(self._name, entry_id):
             log.warning("announcement dropped", entry=entry_id, code=error.code, reason=str(error))
-            self._dead_letters.add(dead_letter("weights", entry_id, fields.get(FIELD, b""), error))
+            self._dead_letters.report(dead_letter("weights", entry_id, fields.get(FIELD, b""), error))
 
 
 def _announcement(fields: dict[bytes, bytes]) -> weights_pb2.WeightVersion:

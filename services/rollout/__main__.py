@@ -21,6 +21,7 @@ from services.common.exposition import EXPOSITION
 from services.common.lineage import code_version, config_version
 from services.common.logs import configure_logs, get_logger
 from services.common.model_path import check_model_path
+from services.common.outages import Outages
 from services.common.redis_client import connect
 from services.common.rollouts import RolloutRegistry
 from services.common.server import ServiceServer
@@ -57,7 +58,10 @@ def main() -> int:
 
         # Rollouts of one run must not draw the same samples.
         engine = VllmEngine(config, seed=zlib.crc32(f"{config.run.seed}/{rollout_id}".encode()) >> 1)
-        return asyncio.run(Rollout(config, rollout_id, client, engine).serve())
+        # After as long without a group the trainer ends the run, too.
+        outages = Outages(config.trainer.batch_timeout_seconds)
+        rollout = outages.ride_out_blocking(lambda: Rollout(config, rollout_id, client, engine, outages))
+        return asyncio.run(rollout.serve())
     except ConfigError as error:
         return report_end(CONFIGURATION, str(error))
     except (TrivetError, RedisError, OSError) as error:
@@ -67,8 +71,9 @@ def main() -> int:
 class Rollout:
     """The parts of the service, wired."""
 
-    def __init__(self, config: Config, rollout_id: str, client: Any, engine: Engine) -> None:
+    def __init__(self, config: Config, rollout_id: str, client: Any, engine: Engine, outages: Outages) -> None:
         self._config, self._engine, self._id, self._client = config, engine, rollout_id, client
+        self._outages = outages
         streams = RunStreams(client, config.run.name, config.redis)
         self._sampler = GroupSampler(engine, rollout_id=rollout_id, code=code_version(), config=config_version(config))
         self._follower = WeightFollower(
@@ -84,12 +89,13 @@ class Rollout:
             prompts=streams.prompts(rollout_id),
             samples=streams.samples(rollout_id),
             blobs=open_blobs(config.blobs, client, config.run.name),
+            outages=self._outages,
         )
         self._server = ServiceServer(
             config.rollout.server,
             grpc_name=GRPC_NAME,
             register=self._register,
-            ready=lambda: engine.problem,
+            ready=lambda: engine.problem or self._follower.problem or self._outages.problem,
         )
         self._stop = asyncio.Event()
 
@@ -103,9 +109,8 @@ class Rollout:
             return await self._work()
         finally:
             await self._worker.drain(GRACE_SECONDS)
-            left = self._sampler.running
+            left = await self._worker.abandon()
             await asyncio.gather(self._engine.close(), self._server.stop())
-            await self._worker.abandon()
             tally = self._sampler.tally
             log.info("stopped", groups=tally.groups, samples=tally.samples, tokens=tally.tokens, groups_left=left)
 
@@ -138,7 +143,11 @@ class Rollout:
         address = reachable_address(self._config.rollout.server, self._server.grpc_port, self._client)
         log.info("registered", address=address)
         return Presence(
-            RolloutRegistry(self._client, self._config.run.name), self._engine, rollout_id=self._id, address=address
+            RolloutRegistry(self._client, self._config.run.name),
+            self._engine,
+            rollout_id=self._id,
+            address=address,
+            outages=self._outages,
         )
 
     def _register(self, server: grpc.aio.Server) -> None:

@@ -21,7 +21,11 @@ class LoadFailed(TrivetError):
 
 
 class EngineFailed(Unavailable):
-    """The engine lost the samples it was drawing. Drawing them again may help."""
+    """The engine lost the samples it was drawing, and the prompt may be why. Drawing them again may help."""
+
+
+class NotServed(Unavailable):
+    """The engine cannot serve the prompt at present, and nothing is wrong with the prompt."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +91,8 @@ class Engine(Protocol):
     ) -> list[EngineSample]:
         """One sample for each id, in order. With a seed, sample i uses seed + i.
 
-        Raises EngineFailed when the samples are lost, InvalidData when the engine refuses the request.
+        Raises EngineFailed when the samples are lost, NotServed when they are because the engine is started again for
+        another reason, InvalidData when the engine refuses the request.
         """
 
     async def load_weights(self, weights: weights_pb2.WeightVersion) -> None:

@@ -1,6 +1,7 @@
 """Tells the run's Redis that this rollout is alive, and where."""
 
 import asyncio
+from functools import partial
 from typing import Any
 
 import redis
@@ -8,23 +9,36 @@ from trivet.v1 import rollout_pb2
 
 from services.common.addresses import EVERY_ADDRESS, host_and_port
 from services.common.config import ServerConfig
+from services.common.outages import Outages
 from services.common.rollouts import BEAT_SECONDS, RolloutRegistry
 from services.rollout.engine import Engine
+
+OUTAGE_SECONDS = 1800.0
 
 
 class Presence:
     """Registered while the engine can be called; what is not renewed expires."""
 
-    def __init__(self, registry: RolloutRegistry, engine: Engine, *, rollout_id: str, address: str) -> None:
+    def __init__(
+        self,
+        registry: RolloutRegistry,
+        engine: Engine,
+        *,
+        rollout_id: str,
+        address: str,
+        outages: Outages | None = None,
+    ) -> None:
         self._registry, self._engine = registry, engine
+        self._outages = outages or Outages(OUTAGE_SECONDS)
         self._id, self._address = rollout_id, address
 
     async def run(self) -> None:
-        """Until it is cancelled, and then no longer. Raises RedisError when the server stays away."""
+        """Until it is cancelled, and then no longer. Raises Unavailable when the server stays away."""
         try:
             while True:
                 if self._engine.problem is None:
-                    await asyncio.to_thread(self._registry.renew, self.entry())
+                    entry = self.entry()
+                    await self._outages.ride_out(partial(asyncio.to_thread, self._registry.renew, entry))
                 else:
                     await asyncio.to_thread(self._registry.remove, self._id)
                 await asyncio.sleep(BEAT_SECONDS)

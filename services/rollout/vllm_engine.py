@@ -15,7 +15,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from services.common.config import Config
-from services.common.errors import InvalidData
+from services.common.errors import InvalidData, Unavailable
 from services.common.logs import get_logger
 from services.common.replay import Replay
 from services.common.sampling_limits import MIN_TEMPERATURE
@@ -23,7 +23,7 @@ from services.common.weights import describe_weights, verify_weights
 from services.rollout import metrics
 from services.rollout.arguments import RECORD, Capture
 from services.rollout.delivery import Delivery
-from services.rollout.engine import EngineFailed, EngineSample, LoadFailed
+from services.rollout.engine import EngineFailed, EngineSample, LoadFailed, NotServed
 from services.rollout.layout import Layout, check_layout, read_layout
 from services.rollout.outputs import native_replay, sample_from, weight_label
 from services.rollout.parcels import check_replay, open_parcel
@@ -120,11 +120,14 @@ class VllmEngine:
                 samples = await self._generate(launched, list(prompt_token_ids), sampling, sample_ids, record)
         except TimeoutError as error:
             seconds = self._config.rollout.generate_timeout_seconds
+            if llm is None:
+                raise NotServed("engine_stopped", f"the engine did not run for {seconds:g} seconds") from error
             raise EngineFailed("generate_timeout", f"no samples after {seconds:g} seconds") from error
         except EngineDeadError as error:
-            if llm is not None and self._llm is llm:
-                self._shut("engine's process died")
-                self._spawn(self._revive(llm))
+            if self._llm is not llm:
+                raise NotServed("engine_restarted", self._problem or "the engine was started again") from error
+            self._shut("engine's process died")
+            self._spawn(self._revive(llm))
             raise EngineFailed("engine_dead", "the engine's process died") from error
         except EngineGenerateError as error:
             raise EngineFailed("engine_error", f"the engine failed on the request ({error.__cause__})") from error
@@ -157,7 +160,7 @@ class VllmEngine:
 
     def _running(self) -> Launched:
         if self._llm is None or self._launched is None or not self._usable.is_set():
-            raise EngineFailed("engine_stopped", self._problem or "engine is not running")
+            raise NotServed("engine_stopped", self._problem or "engine is not running")
         return self._launched
 
     async def _generate(
@@ -230,7 +233,7 @@ class VllmEngine:
         async with self._changing:
             try:
                 layout = await asyncio.to_thread(self._verified_layout, weights)
-            except InvalidData as error:
+            except (InvalidData, Unavailable) as error:
                 raise LoadFailed(error.code, str(error)) from error
             await self._swap_or_restart(weights, lambda llm: load(llm, weights.path))
             self._layout = self._layout or layout

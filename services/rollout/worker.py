@@ -1,21 +1,29 @@
 """Prompts in, samples out: reads the prompt stream, samples groups side by side, hands each on when it is done."""
 
 import asyncio
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
 
 import structlog
 from trivet.v1 import sample_pb2
 
 from services.common.blobs import BlobStore
 from services.common.config import Config
-from services.common.errors import InvalidData, TrivetError, Unavailable
+from services.common.errors import InvalidData, Unavailable
 from services.common.logs import get_logger
+from services.common.outages import Outages
 from services.common.streams import Entry, Stream
 from services.rollout import metrics
-from services.rollout.assemble import store_replays
+from services.rollout.assemble import SampledGroup, store_replays
+from services.rollout.engine import EngineFailed, NotServed
 from services.rollout.follower import WeightFollower
 from services.rollout.sampler import GroupSampler
 
 READ_SECONDS = 0.5
+MAX_DRAWS = 3
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 Prompts = Stream[sample_pb2.Prompt]
 Samples = Stream[sample_pb2.Group]
@@ -26,8 +34,9 @@ log = get_logger(__name__)
 class PromptWorker:
     """At most `rollout.concurrent_groups` prompts are taken at a time.
 
-    A prompt that can't be sampled goes to the dead letters. One whose samples were lost stays in the stream, and is
-    claimed again, by whom ever, up to `redis.max_deliveries` times.
+    A prompt that can't be sampled goes to the dead letters. One whose samples the engine lost stays in the stream, and
+    is claimed again, by whom ever, up to `redis.max_deliveries` times. Whatever else is in the way is waited for, or
+    the prompt handed back, and no delivery counts.
     """
 
     def __init__(
@@ -39,12 +48,15 @@ class PromptWorker:
         prompts: Prompts,
         samples: Samples,
         blobs: BlobStore,
+        outages: Outages,
     ) -> None:
         self._limit = config.rollout.concurrent_groups
         self._touch_seconds = config.redis.claim_idle_seconds / 4
         self._sampler, self._follower = sampler, follower
         self._prompts, self._samples, self._blobs = prompts, samples, blobs
+        self._outages = outages
         self._running: dict[str, asyncio.Task[None]] = {}
+        self._entries: dict[str, Entry[sample_pb2.Prompt]] = {}
         self._changed = asyncio.Event()
         self._stopping = False
         self.paused = False
@@ -64,10 +76,10 @@ class PromptWorker:
             while not self._stopping:
                 self._raise_failures(heartbeat)
                 room = self._limit - len(self._running)
-                if self.paused or room < 1 or self._sampler.engine.problem is not None:
+                if self.paused or room < 1 or self._sampler.engine.problem or self._follower.problem:
                     await self._wait(READ_SECONDS)
                     continue
-                for entry in await asyncio.to_thread(self._prompts.read, room, READ_SECONDS):
+                for entry in await self._in_thread(self._prompts.read, room, READ_SECONDS):
                     self._start(entry)
         finally:
             heartbeat.cancel()
@@ -81,11 +93,16 @@ class PromptWorker:
             await asyncio.wait(list(self._running.values()), timeout=grace_seconds)
 
     async def abandon(self) -> int:
-        """Returns how many groups are left for others to claim."""
-        tasks = list(self._running.values())
-        for task in tasks:
+        """Hands back what is running, and returns how many groups that is."""
+        tasks = list(self._running.items())
+        for _, task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        left = [self._entries[entry_id] for entry_id, task in tasks if _innocent(task)]
+        await asyncio.gather(*(task for _, task in tasks), return_exceptions=True)
+        try:
+            await asyncio.to_thread(self._prompts.release, left)
+        except Unavailable as error:
+            log.warning("groups not handed back: others claim them once they are idle", error=str(error))
         return len(tasks)
 
     def _start(self, entry: Entry[sample_pb2.Prompt]) -> None:
@@ -93,12 +110,13 @@ class PromptWorker:
             # Claimed from ourselves while a heartbeat was late: the first task still has it.
             return
         task = asyncio.create_task(self._process(entry), name=entry.id)
-        self._running[entry.id] = task
+        self._running[entry.id], self._entries[entry.id] = task, entry
         task.add_done_callback(self._done)
 
     def _done(self, task: asyncio.Task[None]) -> None:
         if task.cancelled() or task.exception() is None:
             self._running.pop(task.get_name(), None)
+            self._entries.pop(task.get_name(), None)
         self._changed.set()
 
     def _raise_failures(self, heartbeat: asyncio.Task[None]) -> None:
@@ -116,24 +134,44 @@ class PromptWorker:
     async def _beat(self) -> None:
         while True:
             await asyncio.sleep(self._touch_seconds)
-            await asyncio.to_thread(self._prompts.touch, list(self._running))
+            await self._in_thread(self._prompts.touch, list(self._running))
 
     async def _process(self, entry: Entry[sample_pb2.Prompt]) -> None:
         structlog.contextvars.bind_contextvars(group=entry.message.group_id)
         try:
-            await self._follower.wait_for(entry.message.min_version)
-            sampled = await self._sampler.sample(entry.message)
-            group = await asyncio.to_thread(store_replays, sampled, self._blobs)
+            sampled = await self._sample(entry)
+            group = await self._in_thread(store_replays, sampled, self._blobs)
+            await self._in_thread(self._prompts.forward, entry.id, self._samples, group)
         except InvalidData as error:
-            await self._refuse(entry, error)
-            return
-        except Unavailable as error:
+            metrics.FAILURES.labels(error.code).inc()
+            log.warning("prompt refused", code=error.code, error=str(error))
+            await self._in_thread(self._prompts.dead_letter, entry, error)
+        except EngineFailed as error:
             metrics.FAILURES.labels(error.code).inc()
             log.warning("group lost", code=error.code, error=str(error), deliveries=entry.deliveries)
-            return
-        await asyncio.to_thread(self._prompts.forward, entry.id, self._samples, group)
+        except NotServed as error:
+            metrics.FAILURES.labels(error.code).inc()
+            log.warning("prompt handed back", code=error.code, error=str(error))
+            await self._in_thread(self._prompts.release, [entry])
 
-    async def _refuse(self, entry: Entry[sample_pb2.Prompt], error: TrivetError) -> None:
-        metrics.FAILURES.labels(error.code).inc()
-        log.warning("prompt refused", code=error.code, error=str(error))
-        await asyncio.to_thread(self._prompts.dead_letter, entry, error)
+    async def _sample(self, entry: Entry[sample_pb2.Prompt]) -> SampledGroup:
+        """Raises NotServed when the engine does not come to have the weights that the prompt asks for."""
+        prompt = entry.message
+        for _ in range(MAX_DRAWS):
+            await self._follower.wait_for(prompt.min_version, entry.id)
+            sampled = await self._sampler.sample(prompt)
+            oldest = min(span.version for sample in sampled.group.samples for span in sample.versions)
+            if self._follower.serves(oldest, prompt.min_version, entry.id):
+                return sampled
+            # It was started again in between, under older weights.
+            log.warning("drawn again", sampled=oldest, wanted=prompt.min_version)
+        raise NotServed("weights_behind", f"samples were of version {oldest}, expected {prompt.min_version} or newer")
+
+    async def _in_thread(self, work: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
+        """Over an outage, too. The entries at hand are touched meanwhile, so that nobody claims them."""
+        return await self._outages.ride_out(lambda: asyncio.to_thread(work, *args, **options))
+
+
+def _innocent(task: "asyncio.Task[None]") -> bool:
+    """Whether the task has not failed, or only for what it had to wait for."""
+    return not task.done() or task.cancelled() or isinstance(task.exception(), Unavailable)

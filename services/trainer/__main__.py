@@ -12,12 +12,12 @@ from services.common.errors import GaveUp, TrivetError, one_sentence
 from services.common.exit_codes import CONFIGURATION, FAILED, FINISHED, GAVE_UP, STOPPED
 from services.common.exposition import EXPOSITION
 from services.common.logs import configure_logs, get_logger
+from services.common.outages import Outages
 from services.common.records import Records
 from services.common.redis_client import connect
 from services.common.server import BackgroundServer, ServiceServer
 from services.common.service_main import leave, parse_service_arguments, report_end, starting
 from services.common.signals import die_with_parent, on_signals
-from services.common.weights import WeightFeed
 from services.trainer.checkpoint import Checkpoints
 from services.trainer.conductor import Conductor
 from services.trainer.configured import configured_algorithm
@@ -99,7 +99,7 @@ def _lease(config: Config, controls: Controls) -> Lease | None:
     if config.data.preferences is not None or int(os.environ.get("RANK", "0")) != 0:
         return None
     lease = Lease(connect(config.redis), config.run.name)
-    lease.acquire(controls.stop)
+    _outages(config).ride_out_blocking(lambda: lease.acquire(controls.stop))
     return lease
 
 
@@ -148,10 +148,17 @@ def _lead(
 def _sampled(config: Config, data: PromptData, machinery: Machinery, status: Status, controls: Controls) -> Lead:
     client = connect(config.redis)
     rounds = config.algorithm.dynamic_sampling_rounds if configured_algorithm(config).dynamic_sampling else 0
-    conductor = Conductor(config, data, client, status, controls, _replay_check(machinery.engine), rounds)
-    publisher = Publisher(config.run.path / "weights", WeightFeed(client, config.run.name), config.trainer.keep_weights)
+    check = _replay_check(machinery.engine)
+    conductor = _outages(config).ride_out_blocking(
+        lambda: Conductor(config, data, client, status, controls, check, rounds)
+    )
+    publisher = Publisher(config.run.path / "weights", conductor.feed, config.trainer.keep_weights, conductor.outages)
     transfer = open_transfer(config, client, machinery.source, machinery.engine.device)
     return Lead(conductor, Records(config.run.path), Release(publisher, config.weights, transfer))
+
+
+def _outages(config: Config) -> Outages:
+    return Outages(config.trainer.batch_timeout_seconds)
 
 
 def _pairs(config: Config, data: PreferenceData, status: Status, controls: Controls) -> Lead:

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import redis
@@ -13,6 +14,7 @@ from services.common.config import Config
 from services.common.dead_letters import DeadLetters
 from services.common.errors import InvalidData, Unavailable
 from services.common.logs import get_logger
+from services.common.outages import Outages
 from services.common.streams import RunStreams
 from services.common.weights import WeightFeed
 from services.trainer import metrics
@@ -53,9 +55,14 @@ class Conductor:
         self._prompts, self._samples = streams.prompts(CONSUMER), streams.samples(CONSUMER)
         self._scored = streams.scored(CONSUMER)
         self._issuer = Issuer(config, self.data)
+        self.feed = WeightFeed(self.client, config.run.name)
         self.step = 0
         # Rollouts may still sample under what was published before this start, also after the checkpoint's step.
-        published = WeightFeed(self.client, config.run.name).newest_version()
+        published = self.feed.newest_version()
+        # Of outstanding groups, the version that each was last issued at, as far as this process knows.
+        self._issued_at: dict[int, int] = {}
+        # After as long without a group the run ends.
+        self.outages = self.status.outages = Outages(config.trainer.batch_timeout_seconds)
         self._verifier = Verifier(self._issuer, config.reward, lambda: max(self.step, published))
         # Seconds of waiting without an arrival, and since what is outstanding was last looked for.
         self._silence = self._unreconciled = 0.0
@@ -84,7 +91,7 @@ class Conductor:
         return {**self.ledger.dump(), "sampling": self._verifier.dump()}
 
     def commit(self) -> None:
-        self.intake.commit()
+        self.outages.ride_out_blocking(self.intake.commit)
 
     def held_out(self) -> step_pb2.StepOrder:
         return step_pb2.StepOrder()
@@ -94,22 +101,28 @@ class Conductor:
         self.step, self._issuer.history = state.step, state.history
         self.ledger.restore(state.ledger)
         self._verifier.restore(state.ledger.get("sampling", []))
-        self.intake.recover()
+        self.outages.poll(self.intake.recover)
         withheld = self.ledger.withhold(self._steps_left, self.intake.held_issues())
         if withheld:
             log.warning("more groups are outstanding than the staleness bound allows: put back", groups=len(withheld))
         metrics.GROUPS_REISSUED.labels("withheld").inc(len(withheld))
         self.intake.release(withheld)
-        self.reconcile()
+        self.outages.poll(self.reconcile)
 
     def issue(self) -> None:
-        """As many prompts as the staleness bound allows and the run still needs."""
-        count = self.ledger.room(self._steps_left)
-        issues = [self.ledger.issue() for _ in range(count)]
+        """As many prompts as the staleness bound allows and the run still needs; none while Redis takes none."""
+        self.outages.poll(self._issue)
+
+    def _issue(self) -> None:
+        issues = self.ledger.next_issues(self.ledger.room(self._steps_left))
+        # First of all into the stream: what it does not take was not issued.
         self._prompts.add_all(
-            [self._issuer.training_prompt(issue, self.ledger.outstanding[issue], self.step) for issue in issues]
+            [self._issuer.training_prompt(issue, attempt, self.step) for issue, attempt in issues.items()]
         )
-        metrics.GROUPS_ISSUED.inc(count)
+        for _ in issues:
+            self.ledger.issue()
+        self._issued_at |= dict.fromkeys(issues, self.step)
+        metrics.GROUPS_ISSUED.inc(len(issues))
         self._show()
 
     def next_order(self) -> step_pb2.StepOrder:
@@ -118,13 +131,16 @@ class Conductor:
             return step_pb2.StepOrder(action=step_pb2.STEP_ACTION_STOP)
         if self.controls.save_requested:
             return step_pb2.StepOrder(action=step_pb2.STEP_ACTION_SAVE)
+        return self.outages.poll(self._order) or step_pb2.StepOrder(action=step_pb2.STEP_ACTION_WAIT)
+
+    def _order(self) -> step_pb2.StepOrder:
         if self.controls.paused:
             self.status.state = trainer_pb2.TRAINER_STATE_PAUSED
-            self.intake.poll(POLL_SECONDS)
+            self._poll()
             return step_pb2.StepOrder(action=step_pb2.STEP_ACTION_WAIT)
-        self.issue()
+        self._issue()
         self.intake.reissue_ready(self._too_stale)
-        if self.intake.ready < self.config.trainer.groups_per_step:
+        if self.intake.ready < self.config.trainer.groups_per_step or self._overtakes():
             self.status.state = trainer_pb2.TRAINER_STATE_WAITING
             self._wait_for_news()
             return step_pb2.StepOrder(action=step_pb2.STEP_ACTION_WAIT)
@@ -149,7 +165,7 @@ class Conductor:
         expected = {prompt.group_id: prompt for prompt in prompts}
         evaluation = Evaluation(evaluation_id, self.config.evaluation.success_reward, expected)
         self.intake.evaluation = evaluation
-        self._prompts.add_all(prompts)
+        self.outages.ride_out_blocking(lambda: self._prompts.add_all(prompts))
         patience = self.config.evaluation.timeout_seconds
         deadline = time.monotonic() + patience
         while not evaluation.done:
@@ -161,23 +177,25 @@ class Conductor:
                     f"{len(evaluation.missing)} of {len(expected)} evaluation groups are missing, and nothing came for "
                     f"{patience:.0f} s (evaluation.timeout_seconds); entries waiting: {self.backlog()}",
                 )
-            if self.intake.poll(POLL_SECONDS):
+            # An outage, where it is None, has a limit of its own.
+            if self.outages.poll(self._poll) != 0:
                 deadline = time.monotonic() + patience
         self.intake.evaluation = None
         return evaluation.metrics()
 
     def reconcile(self) -> None:
         """Issues again every outstanding group that no stream, buffer or dead letter holds."""
-        alive: set[int | None] = set()
+        alive: dict[int | None, int] = {}
         # Groups only move forward, so looking in the order of the flow misses none.
-        for prompt in self._prompts.scan():
-            alive.add(self._issuer.issue_of(prompt.group_id))
-        for group in self._samples.scan():
-            alive.add(self._issuer.issue_of(group.prompt.group_id))
-        for scored in self._scored.scan():
-            alive.add(self._issuer.issue_of(scored.group.prompt.group_id))
+        for prompt in chain(
+            self._prompts.scan(),
+            (group.prompt for group in self._samples.scan()),
+            (scored.group.prompt for scored in self._scored.scan()),
+        ):
+            alive[self._issuer.issue_of(prompt.group_id)] = prompt.min_version
         self.intake.read_dead_letters()
-        for issue in sorted(self.ledger.outstanding.keys() - alive - self.intake.held_issues()):
+        self._issued_at = {issue: alive[issue] for issue in self.ledger.outstanding if issue in alive}
+        for issue in sorted(self.ledger.outstanding.keys() - alive.keys() - self.intake.held_issues()):
             log.warning("outstanding group is nowhere, issued again", issue=issue)
             metrics.GROUPS_REISSUED.labels("vanished").inc()
             self._reissue(issue)
@@ -201,10 +219,28 @@ class Conductor:
     def _too_stale(self, arrival: Arrival) -> bool:
         return self.step - arrival.oldest_version > self.config.trainer.max_staleness
 
+    def _overtakes(self) -> bool:
+        """Whether a step taken now would leave a group behind that is too stale for the next one.
+
+        It is waited for, because groups that take long would never be trained on otherwise; but not for ever.
+        """
+        if self._silence > self.config.trainer.batch_timeout_seconds / 2:
+            return False
+        last = self.step - self.config.trainer.max_staleness
+        under_way = self.ledger.outstanding.keys() - self.intake.held_issues()
+        return any(self._issued_at.get(issue, self.step) <= last for issue in under_way)
+
+    def _poll(self) -> int:
+        found = self.intake.poll(POLL_SECONDS)
+        if not found:
+            # Redis may have lost it, and a rollout that starts now would wait for it.
+            self.feed.keep_announced()
+        return found
+
     def _wait_for_news(self) -> None:
         """Only time spent waiting counts: a long step is no silence."""
         started = time.monotonic()
-        if self.intake.poll(POLL_SECONDS):
+        if self._poll():
             self._silence = self._unreconciled = 0.0
         else:
             waited = time.monotonic() - started
@@ -222,8 +258,9 @@ class Conductor:
         self._show()
 
     def _reissue(self, issue: int) -> None:
-        attempt = self.ledger.reissue(issue)
-        self._prompts.add(self._issuer.training_prompt(issue, attempt, self.step))
+        self._prompts.add(self._issuer.training_prompt(issue, self.ledger.outstanding[issue] + 1, self.step))
+        self.ledger.reissue(issue)
+        self._issued_at[issue] = self.step
 
     def _show(self) -> None:
         self.status.groups_issued = self.ledger.cursor

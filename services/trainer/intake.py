@@ -1,13 +1,13 @@
 """Scored groups in: each counted once, none lost, bad ones named."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 from trivet.v1 import sample_pb2
 
 from services.common.blobs import Blob, BlobStore
 from services.common.dead_letters import DeadLetters
-from services.common.errors import GaveUp, InvalidData, entrys_fault
+from services.common.errors import GaveUp, InvalidData, Outage, entrys_fault
 from services.common.logs import get_logger
 from services.common.samples import sample_id
 from services.common.streams import Entry, Stream
@@ -80,6 +80,7 @@ class Intake:
         # Under way since before the start, and so perhaps under another configuration.
         self._inherited: set[int] = set()
         self._ready: list[Arrival] = []
+        self._held: list[Entry[sample_pb2.ScoredGroup]] = []
         self._trained: list[Trained] = []
         self.evaluation: Evaluation | None = None
 
@@ -94,17 +95,26 @@ class Intake:
         limit of a sample's length or the range of rewards has changed.
         """
         self._inherited = self._ledger.outstanding.keys() | self._ledger.withheld.keys()
-        for entry in self._stream.recover():
-            self._accept(entry)
+        self._accept_all(self._stream.recover())
 
     def poll(self, block_seconds: float) -> int:
-        """Reads what has come and returns how many entries. Raises GaveUp after too many lost groups in a row."""
-        entries = self._stream.read(READ_AT_ONCE, block_seconds)
-        for entry in entries:
-            self._accept(entry)
+        """Reads what has come and returns how many entries. Raises GaveUp after too many lost groups in a row,
+        and Outage when Redis or the blobs cannot serve: to be called again then."""
+        entries, self._held = self._held or self._stream.read(READ_AT_ONCE, block_seconds), []
+        self._accept_all(entries)
         self._stream.settle(entry.id for entry in entries)
         self.read_dead_letters()
         return len(entries)
+
+    def _accept_all(self, entries: Iterable[Entry[sample_pb2.ScoredGroup]]) -> None:
+        """What an outage is in the way of is held, and taken up at the next poll."""
+        coming = iter(entries)
+        for entry in coming:
+            try:
+                self._accept(entry)
+            except Outage:
+                self._held = [entry, *coming]
+                raise
 
     def take(self, count: int) -> list[Arrival]:
         """The `count` oldest, by version and then by arrival; they count as trained from here on."""

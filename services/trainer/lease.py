@@ -121,14 +121,14 @@ class Lease:
             self._thread.join(JOIN_SECONDS)
         try:
             self._lock.do_release(cast(str, self._me.dump()))
-        except (redis.RedisError, LockNotOwnedError) as error:
+        except (redis.RedisError, LockNotOwnedError, Unavailable) as error:
             log.warning("lease not given back", reason=str(error))
 
     def _keep(self) -> None:
         while not self._ended.wait(self._ttl / 4):
             try:
                 self._renew()
-            except redis.RedisError as error:
+            except (redis.RedisError, Unavailable) as error:
                 log.warning("lease not renewed", reason=f"{type(error).__name__}: {error}")
 
     def _renew(self) -> None:

@@ -33,14 +33,16 @@ class Ledger:
         """How many groups may be issued now: by the staleness bound, and by what the rest of the run can train."""
         return max(0, self._limit(steps_left) - len(self.outstanding))
 
+    def next_issues(self, count: int) -> dict[int, int]:
+        """What `issue` would issue, with the attempt of each."""
+        again = {issue: self.withheld[issue] + 1 for issue in sorted(self.withheld)[:count]}
+        return again | dict.fromkeys(range(self.cursor, self.cursor + count - len(again)), 0)
+
     def issue(self) -> int:
-        if self.withheld:
-            issue = min(self.withheld)
-            self.outstanding[issue] = self.withheld.pop(issue) + 1
-            return issue
-        issue = self.cursor
-        self.cursor += 1
-        self.outstanding[issue] = 0
+        [(issue, attempt)] = self.next_issues(1).items()
+        self.outstanding[issue] = attempt
+        if self.withheld.pop(issue, None) is None:
+            self.cursor += 1
         return issue
 
     def withhold(self, steps_left: int, sampled: Collection[int]) -> list[int]:

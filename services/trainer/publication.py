@@ -12,6 +12,7 @@ from trivet.v1 import weights_pb2
 from services.common.config import WeightsConfig
 from services.common.errors import InvalidData
 from services.common.logs import get_logger
+from services.common.outages import Outages
 from services.common.weights import WeightFeed, describe_weights, verify_weights
 from services.trainer import metrics
 from services.trainer.engine import TrainEngine
@@ -24,8 +25,8 @@ log = get_logger(__name__)
 class Publisher:
     """Versions on disk."""
 
-    def __init__(self, directory: Path, feed: WeightFeed, keep: int) -> None:
-        self._directory, self._feed, self._keep = directory.absolute(), feed, keep
+    def __init__(self, directory: Path, feed: WeightFeed, keep: int, outages: Outages) -> None:
+        self._directory, self._feed, self._keep, self._outages = directory.absolute(), feed, keep, outages
         self._directory.mkdir(parents=True, exist_ok=True)
         self._published: list[Path] = []
 
@@ -51,7 +52,7 @@ class Publisher:
         return described
 
     def announce(self, weights: weights_pb2.WeightVersion) -> None:
-        self._feed.announce(weights)
+        self._outages.ride_out_blocking(lambda: self._feed.announce(weights))
 
     def _prune(self, newest: Path) -> None:
         self._published = [path for path in self._published if path != newest] + [newest]

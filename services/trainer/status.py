@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 from trivet.v1 import trainer_pb2
 
+from services.common.outages import Outages
+
 
 @dataclass
 class Status:
@@ -22,6 +24,7 @@ class Status:
     groups_trained: int = 0
     groups_in_flight: int = 0
     checkpoint_step: int = 0
+    outages: Outages | None = None
     _started: float = field(default_factory=time.monotonic)
     _started_step: int = 0
 
@@ -37,7 +40,7 @@ class Status:
     def not_ready(self) -> str | None:
         if self.state in (trainer_pb2.TRAINER_STATE_STARTING, trainer_pb2.TRAINER_STATE_FAILED):
             return trainer_pb2.TrainerState.Name(self.state)
-        return None
+        return self.outages.problem if self.outages else None
 
     def message(self) -> trainer_pb2.TrainerServiceGetStatusResponse:
         return trainer_pb2.TrainerServiceGetStatusResponse(

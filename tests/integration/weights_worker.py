@@ -17,6 +17,7 @@ from rollout_stub import Rollout
 from sharded_worker import configuration
 
 from services.common.config import WeightsConfig
+from services.common.outages import Outages
 from services.trainer.deepspeed_engine import open_engine
 from services.trainer.publication import Publication, Publisher, Release
 from services.trainer.weight_channels import BroadcastChannel
@@ -78,7 +79,9 @@ def main(directory: Path) -> None:
         token=None,
         timeout_seconds=30,
     )
-    release = Release(Publisher(directory / "weights", feed, 4), WeightsConfig(transfer="nccl"), transfer)
+    release = Release(
+        Publisher(directory / "weights", feed, 4, Outages(60.0)), WeightsConfig(transfer="nccl"), transfer
+    )
     publication = Publication(engine, source, release)
     for version, fails_at in enumerate([None, None, "part", None]):
         wire.sent, rollout.fails_at = [], fails_at

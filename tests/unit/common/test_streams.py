@@ -1,11 +1,10 @@
 import time
 
 import pytest
-import redis
 from trivet.v1 import sample_pb2
 
 from services.common.dead_letters import DeadLetters
-from services.common.errors import InvalidData
+from services.common.errors import InvalidData, Unavailable
 from services.common.streams import RunStreams, Stream
 
 
@@ -146,7 +145,7 @@ def test_a_refused_connection_is_retried_then_raised(redis_config):
 
     config = redis_config.model_copy(update={"url": "redis://127.0.0.1:1/0", "retry_seconds": 1.0})
     started = time.monotonic()
-    with pytest.raises(redis.exceptions.ConnectionError):
+    with pytest.raises(Unavailable, match="Redis does not answer") as refusal:
         Stream(
             connect(config),
             "run:prompts",
@@ -156,6 +155,7 @@ def test_a_refused_connection_is_retried_then_raised(redis_config):
             config=config,
             dead_letters=DeadLetters(None, "run"),
         )
+    assert refusal.value.code == "redis_unreachable"
     assert time.monotonic() - started < 10
 
 

@@ -11,11 +11,12 @@ from trivet.v1 import sample_pb2, weights_pb2
 from services.common.blobs import Blob, open_blobs
 from services.common.config import parse_config
 from services.common.dead_letters import DeadLetters
-from services.common.errors import InvalidData
+from services.common.errors import InvalidData, Outage
+from services.common.outages import Outages
 from services.common.replay import decode_replay
 from services.common.streams import RunStreams
 from services.common.weights import WeightFeed
-from services.rollout.engine import EngineFailed
+from services.rollout.engine import EngineFailed, LoadFailed, NotServed
 from services.rollout.follower import WeightFollower
 from services.rollout.sampler import GroupSampler
 from services.rollout.worker import PromptWorker
@@ -45,6 +46,7 @@ class System:
         self.blobs = open_blobs(self.config.blobs, client, run)
         self.follower = WeightFollower(self.engine, self.feed, timeout_seconds=10, directory=Path("/w"))
         self.sampler = GroupSampler(self.engine, rollout_id="r1", code="c", config="k")
+        self.outages = Outages(limit_seconds=30)
         self.worker = PromptWorker(
             self.config,
             sampler=self.sampler,
@@ -52,6 +54,7 @@ class System:
             prompts=streams.prompts("r1"),
             samples=streams.samples("r1"),
             blobs=self.blobs,
+            outages=self.outages,
         )
         self.received = []
 
@@ -79,7 +82,7 @@ def system(redis_client, redis_config, request):
 
 @pytest.fixture
 async def running(system):
-    task = asyncio.create_task(system.worker.run())
+    task = system.task = asyncio.create_task(system.worker.run())
     yield system
     await system.worker.drain(0)
     await system.worker.abandon()
@@ -251,7 +254,8 @@ async def test_stop_leaves_the_rest_for_others(system, redis_client, redis_confi
     deadline = time.monotonic() + 10
     while not entries and time.monotonic() < deadline:
         entries = await asyncio.to_thread(other.read, 5, 0.1)
-    assert [entry.message.group_id for entry in entries] == ["g1"]
+    # Handed back: nobody waits until it is idle, and the delivery does not count.
+    assert [(entry.message.group_id, entry.deliveries) for entry in entries] == [("g1", 1)]
 
 
 async def test_an_unexpected_failure_ends_the_worker(system):
@@ -260,3 +264,98 @@ async def test_an_unexpected_failure_ends_the_worker(system):
     with pytest.raises(ZeroDivisionError, match="a bug"):
         await asyncio.wait_for(system.worker.run(), 20)
     await system.worker.abandon()
+
+
+async def test_a_full_blob_store_costs_no_prompt_and_no_sample(running, monkeypatch):
+    """Longer than max_deliveries claims take, and than an entry may be idle."""
+    put, full = running.blobs.put, asyncio.Event()
+    full.set()
+
+    def limited(sample_id, data):
+        if full.is_set():
+            raise Outage("blob_store", "no space left on device")
+        return put(sample_id, data)
+
+    monkeypatch.setattr(running.blobs, "put", limited)
+    before = REGISTRY.get_sample_value("trivet_outages_total", {"code": "blob_store"}) or 0.0
+    for number in range(3):
+        running.trainer.add(make_prompt(group_id=f"g{number}"))
+    await running.until(lambda: running.outages.problem == "waiting: no space left on device")
+    await asyncio.sleep(1.5)
+    full.clear()
+    await running.receive(3)
+    assert len(running.engine.calls) == 3
+    assert running.dead.read() == []
+    assert running.outages.problem is None
+    assert REGISTRY.get_sample_value("trivet_outages_total", {"code": "blob_store"}) == before + 1
+
+
+async def test_a_full_redis_costs_no_prompt_and_does_not_end_the_rollout(running, redis_client):
+    running.engine.gate.clear()
+    for number in range(3):
+        running.trainer.add(make_prompt(group_id=f"g{number}"))
+    await running.until(lambda: running.engine.running == 3)
+    redis_client.config_set("maxmemory", 1)
+    try:
+        running.engine.gate.set()
+        await running.until(lambda: running.outages.problem is not None)
+        await asyncio.sleep(1.5)
+    finally:
+        redis_client.config_set("maxmemory", 0)
+    await running.receive(3)
+    assert len(running.engine.calls) == 3
+    assert running.dead.read() == []
+    assert not running.task.done()
+
+
+async def test_an_engine_that_is_started_again_uses_up_no_delivery(running):
+    running.engine.failures = [NotServed("engine_restarted", "engine restarts")] * 5
+    running.trainer.add(make_prompt())
+    await running.receive(1)
+    assert len(running.engine.calls) == 6
+    assert running.dead.read() == []
+
+
+async def test_a_prompt_is_not_sampled_under_older_weights_than_it_asks_for(running):
+    running.trainer.add(make_prompt(group_id="later", min_version=1))
+    running.trainer.add(make_prompt(group_id="now"))
+    assert list(await running.receive(1)) == ["now"]
+    follow = asyncio.create_task(running.follower.run())
+    running.feed.announce(weights_pb2.WeightVersion(version=1, fingerprint="new", path="/w/1"))
+    groups = await running.receive(2)
+    assert groups["later"].lineage.weights == "new"
+    follow.cancel()
+
+
+async def test_samples_of_an_engine_that_fell_back_meanwhile_are_drawn_again(running):
+    base, new = running.engine.weights, weights_pb2.WeightVersion(version=1, fingerprint="new", path="/w/1")
+    follow = asyncio.create_task(running.follower.run())
+    running.feed.announce(new)
+    await running.until(lambda: running.engine.weights.version == 1)
+    running.engine.gate.clear()
+    running.trainer.add(make_prompt(min_version=1))
+    await running.until(lambda: running.engine.running == 1)
+    # Started again under the first weights, and not yet brought forward.
+    running.engine.problem, running.engine.weights = "engine restarts", base
+    running.engine.gate.set()
+    await running.until(lambda: running.engine.running == 0)
+    await asyncio.sleep(0.1)
+    assert running.received == []
+    running.engine.problem = None
+    groups = await running.receive(1)
+    assert groups["g1"].lineage.weights == "new"
+    assert len(running.engine.calls) == 2
+    follow.cancel()
+
+
+async def test_nothing_is_read_while_the_newest_weights_are_missing(running):
+    running.engine.load_failures = [LoadFailed("weights_unreadable", "Input/output error")]
+    running.feed.announce(weights_pb2.WeightVersion(version=1, fingerprint="new", path="/w/1"))
+    await running.follower.catch_up()
+    await asyncio.sleep(0.6)
+    running.trainer.add(make_prompt())
+    await asyncio.sleep(0.6)
+    assert running.trainer.pending() == 0
+    await asyncio.sleep(0.5)
+    await running.follower.catch_up()
+    await running.receive(1)

@@ -3,11 +3,11 @@
 import time
 
 import pytest
-from trivet.v1 import sample_pb2, step_pb2
+from trivet.v1 import sample_pb2, step_pb2, trainer_pb2, weights_pb2
 
 from services.common.blobs import Blob, open_blobs
 from services.common.config import parse_config
-from services.common.errors import GaveUp, InvalidData, TrivetError, Unavailable
+from services.common.errors import GaveUp, InvalidData, Outage, TrivetError, Unavailable
 from services.common.streams import Entry, RunStreams
 from services.trainer.checkpoint import TrainerState
 from services.trainer.conductor import Conductor
@@ -540,3 +540,148 @@ def test_a_group_that_kills_the_trainer_is_given_up_and_the_others_are_not(confi
     made.restore(saved)
     assert trained(until_training(made)) == [0, 2]
     assert made.ledger.lost == {1}
+
+
+def announced(made: Conductor) -> list[int]:
+    return [
+        weights_pb2.WeightVersion.FromString(fields[b"message"]).version
+        for _, fields in made.client.xrange("run:weights")
+    ]
+
+
+@pytest.mark.parametrize("lost", [lambda client: client.delete("run:weights"), lambda client: client.flushdb()])
+def test_a_version_that_redis_lost_is_announced_again(config, redis_client, lost):
+    made = conductor(config, redis_client)
+    made.feed.announce(weights_pb2.WeightVersion(version=14, fingerprint="f", path="/w"))
+    made.next_order()
+    assert announced(made) == [14]
+    lost(redis_client)
+    made.next_order()
+    assert announced(made) == [14]
+
+
+def test_a_redis_that_went_back_hears_of_the_version_again(config, redis_client):
+    made = conductor(config, redis_client)
+    for version in (3, 14):
+        made.feed.announce(weights_pb2.WeightVersion(version=version, fingerprint=f"f{version}", path="/w"))
+    newest, _ = made.feed.latest()
+    redis_client.xdel("run:weights", newest)
+    made.next_order()
+    assert announced(made) == [3, 14]
+
+
+def test_a_step_does_not_leave_behind_what_would_be_too_stale_for_the_next(config, redis_client, play):
+    """max_staleness is 1: what was issued at version 0 is trained at step 1 at the latest."""
+    made = conductor(config, redis_client)
+    made.issue()
+    first, *others = play.read()
+    for entry in others:
+        play.scored.add(play.group(entry.message))
+    assert trained(until_training(made)) == [1, 2]
+    made.step += 1
+    made.issue()
+    for entry in play.read():
+        play.scored.add(play.group(entry.message))
+    for _ in range(2):
+        assert made.next_order().action == step_pb2.STEP_ACTION_WAIT
+    play.scored.add(play.group(first.message))
+    assert trained(until_training(made)) == [3, 0]
+
+
+def test_a_group_that_hangs_does_not_hold_the_run_for_ever(config, redis_client, play):
+    impatient = config.trainer.model_copy(update={"batch_timeout_seconds": 3.0})
+    made = conductor(config.model_copy(update={"trainer": impatient}), redis_client)
+    made.issue()
+    hanging, *others = play.read()
+    for entry in others:
+        play.scored.add(play.group(entry.message))
+    assert trained(until_training(made)) == [1, 2]
+    made.step += 1
+    made.issue()
+    for entry in play.read():
+        play.scored.add(play.group(entry.message))
+    assert trained(until_training(made)) == [3, 4]
+    made.step += 1
+    # It comes at last, too old by now, and is sampled again.
+    play.scored.add(play.group(hanging.message))
+    made.next_order()
+    assert (0, 1, 2) in [(each.issue, each.attempt, each.min_version) for each in play.prompts.scan()]
+
+
+@pytest.fixture
+def full_redis(redis_client):
+    redis_client.config_set("maxmemory", 1)
+    yield redis_client
+    redis_client.config_set("maxmemory", 0)
+
+
+def test_a_full_redis_is_waited_for(config, redis_client, play, request):
+    made = conductor(config, redis_client)
+    request.getfixturevalue("full_redis")
+    for _ in range(2):
+        made.issue()
+        assert made.next_order().action == step_pb2.STEP_ACTION_WAIT
+    assert (made.ledger.cursor, made.ledger.outstanding) == (0, {})
+    made.status.state = trainer_pb2.TRAINER_STATE_WAITING
+    assert "maxmemory" in made.status.not_ready
+    redis_client.config_set("maxmemory", 0)
+    made.next_order()
+    assert play.answer() == [0, 1, 2, 3]
+    assert trained(until_training(made)) == [0, 1]
+    assert made.status.not_ready is None
+
+
+def test_a_full_redis_while_a_group_is_refused_loses_neither_the_group_nor_its_letter(
+    config, redis_client, play, request
+):
+    made = conductor(config, redis_client)
+    made.issue()
+    play.answer(lambda scored: nan_logprob(scored) if scored.group.prompt.issue == 0 else None)
+    request.getfixturevalue("full_redis")
+    assert made.next_order().action == step_pb2.STEP_ACTION_WAIT
+    assert made.next_order().action == step_pb2.STEP_ACTION_WAIT
+    redis_client.config_set("maxmemory", 0)
+    assert trained(until_training(made)) == [1, 2]
+    assert redis_client.xlen("run:dead") == 1
+
+
+def test_a_blob_store_that_is_down_costs_no_group(config, redis_client, play, monkeypatch):
+    made = conductor(config, redis_client)
+    made.issue()
+    play.answer()
+    get, down = made.intake._blobs.get, [True]
+
+    def unreliable(blob):
+        if down:
+            raise Outage("blob_store", "connection refused")
+        return get(blob)
+
+    monkeypatch.setattr(made.intake._blobs, "get", unreliable)
+    for _ in range(3):
+        assert made.next_order().action == step_pb2.STEP_ACTION_WAIT
+    down.clear()
+    assert trained(until_training(made)) == [0, 1]
+    assert trained(until_training(made)) == [2, 3]
+    # Only fresh prompts have been issued meanwhile.
+    assert [(entry.message.issue, entry.message.attempt) for entry in play.read()] == [(4, 0), (5, 0)]
+    assert redis_client.xlen("run:dead") == 0
+
+
+def fail(error):
+    raise error
+
+
+def test_a_blob_store_that_is_down_at_the_start_costs_no_group(config, redis_client, play, monkeypatch):
+    made = conductor(config, redis_client)
+    made.issue()
+    play.answer()
+    saved = state(made)
+    until_training(made)
+    again = conductor(config, redis_client)
+    get, failures = again.intake._blobs.get, [Outage("blob_store", "connection refused")] * 3
+    monkeypatch.setattr(again.intake._blobs, "get", lambda blob: get(blob) if not failures else fail(failures.pop()))
+    again.restore(saved)
+    assert trained(until_training(again)) == [0, 1]
+    assert trained(until_training(again)) == [2, 3]
+    # Only fresh prompts have been issued meanwhile.
+    assert [(entry.message.issue, entry.message.attempt) for entry in play.read()] == [(4, 0), (5, 0)]

@@ -6,6 +6,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from services.common.config import WeightsConfig
+from services.common.outages import Outages
 from services.common.weights import WeightFeed, verify_weights
 from services.trainer.publication import Publication, Publisher, Release
 from services.trainer.weight_source import WeightSource
@@ -83,7 +84,7 @@ def source():
 class Run:
     def __init__(self, tmp_path, feed, source, transfer):
         self.ranks, self.source = Ranks(), source
-        self._publisher = Publisher(tmp_path / "weights", feed, 4)
+        self._publisher = Publisher(tmp_path / "weights", feed, 4, Outages(60.0))
         release = Release(self._publisher, WeightsConfig(disk_every=EVERY), transfer)
         self._lead = Publication(self.ranks.engine(0), source, release)
         self._other = Publication(self.ranks.engine(1), source, None)
@@ -116,7 +117,7 @@ def test_without_a_transfer_every_version_goes_to_disk(tmp_path, feed):
 
 
 def test_a_version_published_again_is_kept_where_it_is_whole_and_written_again_where_it_is_damaged(tmp_path, feed):
-    publisher = Publisher(tmp_path / "weights", feed, 4)
+    publisher = Publisher(tmp_path / "weights", feed, 4, Outages(60.0))
 
     def stored():
         staged = publisher.staging()
