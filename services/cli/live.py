@@ -20,7 +20,7 @@ class View:
     def __init__(self, console: Console, run: str) -> None:
         self._console, self._run = console, run
         self._live = Live(console=console, refresh_per_second=4, transient=True) if console.is_terminal else None
-        self._printed = -1
+        self._printed, self._awaited = -1, ""
 
     def __enter__(self) -> "View":
         if self._live is not None:
@@ -34,9 +34,26 @@ class View:
     def show(self, seen: Observation) -> None:
         if self._live is not None:
             self._live.update(panel(self._run, seen))
-        elif seen.trainer is not None and seen.trainer.metrics and seen.trainer.step != self._printed:
+        elif seen.trainer is None or not seen.trainer.metrics:
+            if (awaited := awaited_line(seen)) != self._awaited:
+                self._awaited = awaited
+                self._console.print(awaited)
+        elif seen.trainer.step != self._printed:
             self._printed = seen.trainer.step
             self._console.print(line(seen.trainer))
+
+
+def awaited_line(seen: Observation) -> str:
+    """What goes on before the first step, which may take minutes."""
+    state = "starting" if seen.trainer is None else _state(seen.trainer)
+    # Where pairs of a file are learnt from, there are neither queues nor rollouts.
+    if seen.trainer is None or seen.rollouts or not seen.depths:
+        return f"the trainer is {state} …"
+    return f"the trainer is {state}; no rollout answers yet …"
+
+
+def _state(trainer: trainer_pb2.TrainerServiceGetStatusResponse) -> str:
+    return trainer_pb2.TrainerState.Name(trainer.state).removeprefix("TRAINER_STATE_").lower()
 
 
 def line(trainer: trainer_pb2.TrainerServiceGetStatusResponse) -> str:
@@ -61,9 +78,10 @@ def panel(run: str, seen: Observation) -> RenderableType:
     trainer = seen.trainer
     if trainer is None:
         return Text.assemble((run, "bold"), ": the trainer is starting …")
-    state = trainer_pb2.TrainerState.Name(trainer.state).removeprefix("TRAINER_STATE_").lower()
     minutes, seconds = divmod(round(trainer.eta_seconds), 60)
-    table = Table(title=f"{run}: {state}", title_justify="left", show_header=False, box=None, padding=(0, 3, 0, 0))
+    table = Table(
+        title=f"{run}: {_state(trainer)}", title_justify="left", show_header=False, box=None, padding=(0, 3, 0, 0)
+    )
     for _ in range(COLUMNS):
         table.add_column(justify="left", style="cyan", no_wrap=True)
         table.add_column(justify="right", no_wrap=True)

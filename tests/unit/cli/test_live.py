@@ -67,3 +67,26 @@ def test_without_a_terminal_each_step_is_one_line():
             view.show(observation(step))
     lines = console.file.getvalue().splitlines()
     assert [line.split()[1] for line in lines] == ["1/10", "2/10"]
+
+
+def test_without_a_terminal_what_is_awaited_before_the_first_step_is_told_once():
+    console = Console(file=StringIO(), width=300)
+    evaluating = observation()
+    evaluating.trainer.metrics.clear()
+    evaluating.trainer.state = trainer_pb2.TRAINER_STATE_EVALUATING
+    with View(console, "run") as view:
+        for seen in (
+            Observation(),
+            Observation(),
+            Observation(evaluating.trainer),
+            evaluating,
+            evaluating,
+            observation(),
+        ):
+            view.show(seen)
+    assert console.file.getvalue().splitlines()[:3] == [
+        "the trainer is starting …",
+        "the trainer is evaluating; no rollout answers yet …",
+        "the trainer is evaluating …",
+    ]
+    assert len(console.file.getvalue().splitlines()) == 4
