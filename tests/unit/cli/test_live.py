@@ -74,15 +74,9 @@ def test_without_a_terminal_what_is_awaited_before_the_first_step_is_told_once()
     evaluating = observation()
     evaluating.trainer.metrics.clear()
     evaluating.trainer.state = trainer_pb2.TRAINER_STATE_EVALUATING
+    alone = Observation(evaluating.trainer, {}, {"prompts": 8})
     with View(console, "run") as view:
-        for seen in (
-            Observation(),
-            Observation(),
-            Observation(evaluating.trainer),
-            evaluating,
-            evaluating,
-            observation(),
-        ):
+        for seen in (Observation(), Observation(), alone, evaluating, evaluating, observation()):
             view.show(seen)
     assert console.file.getvalue().splitlines()[:3] == [
         "the trainer is starting …",
