@@ -163,7 +163,7 @@ class Conductor:
         evaluation_id = f"e{self.step}-{time.time_ns():x}"
         prompts = self._issuer.evaluation_prompts(evaluation_id, self.step)
         expected = {prompt.group_id: prompt for prompt in prompts}
-        evaluation = Evaluation(evaluation_id, self.config.evaluation.success_reward, expected)
+        evaluation = Evaluation(evaluation_id, self.config.evaluation.success_reward, expected, self._prompts.add)
         self.intake.evaluation = evaluation
         self.outages.ride_out_blocking(lambda: self._prompts.add_all(prompts))
         patience = self.config.evaluation.timeout_seconds

@@ -2,11 +2,14 @@
 
 import math
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from trivet.v1 import sample_pb2
 
 from services.common.errors import GaveUp
+
+MAX_REISSUES = 3
 
 
 @dataclass
@@ -17,6 +20,8 @@ class Evaluation:
     success_reward: float
     # What was issued, by group id.
     expected: dict[str, sample_pb2.Prompt]
+    # Issues a prompt.
+    issue: Callable[[sample_pb2.Prompt], object]
     groups: dict[str, sample_pb2.ScoredGroup] = field(default_factory=dict)
     # By group id: an error's code, and its reason.
     failures: dict[str, tuple[str, str]] = field(default_factory=dict)
@@ -38,6 +43,13 @@ class Evaluation:
         group_id = scored.group.prompt.group_id
         if group_id in self.missing:
             self.groups[group_id] = scored
+
+    def issue_again(self, group_id: str) -> None:
+        """A few times; after that the group stays missing."""
+        prompt = self.expected[group_id]
+        if prompt.attempt < MAX_REISSUES:
+            prompt.attempt += 1
+            self.issue(prompt)
 
     def fail(self, group_id: str, code: str, reason: str) -> None:
         if group_id in self.missing:

@@ -15,7 +15,13 @@ from services.trainer import metrics
 from services.trainer.evaluation import Evaluation
 from services.trainer.ledger import Ledger
 from services.trainer.rewards import has_variance
-from services.trainer.verification import PROMPT_MISMATCH, SAMPLING_MISMATCH, VERSION_UNKNOWN, Verifier
+from services.trainer.verification import (
+    PROMPT_MISMATCH,
+    SAMPLING_MISMATCH,
+    VERSION_ABANDONED,
+    VERSION_UNKNOWN,
+    Verifier,
+)
 
 READ_AT_ONCE = 64
 MAX_REISSUES = 3
@@ -177,8 +183,12 @@ class Intake:
                     self._verifier.check_evaluation(entry.message, issued)
                     self.evaluation.add(entry.message)
             except InvalidData as error:
-                self._stream.dead_letter(entry, error)
-                return
+                if error.code != VERSION_ABANDONED:
+                    self._stream.dead_letter(entry, error)
+                    return
+                log.warning("evaluated again", group=issued.group_id, reason=str(error))
+                metrics.GROUPS_REISSUED.labels(error.code).inc()
+                self.evaluation.issue_again(issued.group_id)
         self._stream.ack([entry.id])
 
     def _accept_training(self, entry: Entry[sample_pb2.ScoredGroup], issue: int) -> None:

@@ -11,6 +11,7 @@ from services.trainer.groups import check_group
 from services.trainer.issuer import Issuer
 
 PROMPT_MISMATCH, SAMPLING_MISMATCH, VERSION_UNKNOWN = "prompt_mismatch", "sampling_mismatch", "version_unknown"
+VERSION_ABANDONED = "version_abandoned"
 # Of a prompt, what one that comes back has in common with the one that was issued.
 ISSUED_FIELDS = ("group_id", "issue", "prompt_id", "purpose", "evaluation_id", "token_ids", "text", "metadata_json")
 # Relative to the range: what the reward service allows its own sums.
@@ -55,10 +56,26 @@ class Verifier:
         prompt = scored.group.prompt
         issued = self._issuer.training_prompt(issue, prompt.attempt, prompt.min_version)
         self._check(scored, issued, self._settings)
+        newest = _newest_version(scored)
+        if newest > self._newest_version():
+            raise InvalidData(
+                VERSION_UNKNOWN,
+                f"group {issued.group_id} was sampled under version {newest}, "
+                f"the newest that was published is {self._newest_version()}",
+            )
 
     def check_evaluation(self, scored: sample_pb2.ScoredGroup, issued: sample_pb2.Prompt) -> None:
         """Raises InvalidData that names the field, its value and what was expected."""
         self._check(scored, issued, {SamplingSettings.of(issued)})
+        # Nothing is published during an evaluation, so that one of its groups can be ahead only of a run that has gone
+        # back to an earlier checkpoint.
+        newest = _newest_version(scored)
+        if newest > issued.min_version:
+            raise InvalidData(
+                VERSION_ABANDONED,
+                f"group {issued.group_id} was sampled under version {newest}, from which the run has gone back to "
+                f"{issued.min_version}",
+            )
 
     def _check(
         self, scored: sample_pb2.ScoredGroup, issued: sample_pb2.Prompt, settings: set[SamplingSettings]
@@ -78,13 +95,6 @@ class Verifier:
             )
         check_group(scored)
         self._check_rewards(scored)
-        newest = max(span.version for sample in scored.group.samples for span in sample.versions)
-        if newest > self._newest_version():
-            raise InvalidData(
-                VERSION_UNKNOWN,
-                f"group {issued.group_id} was sampled under version {newest}, "
-                f"the newest that was published is {self._newest_version()}",
-            )
 
     def _check_rewards(self, scored: sample_pb2.ScoredGroup) -> None:
         low, high = self._reward.minimum, self._reward.maximum
@@ -92,6 +102,10 @@ class Verifier:
         for sample, score in zip(scored.group.samples, scored.scores, strict=True):
             _check_range(f"reward of {sample.sample_id}", score.reward, lowest, highest)
             _check_range(f"raw_reward of {sample.sample_id}", score.raw_reward, low, high)
+
+
+def _newest_version(scored: sample_pb2.ScoredGroup) -> int:
+    return max(span.version for sample in scored.group.samples for span in sample.versions)
 
 
 def _check_range(field: str, value: float, low: float, high: float) -> None:

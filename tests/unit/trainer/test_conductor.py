@@ -315,6 +315,39 @@ def test_an_evaluation_waits_for_its_own_results(config, redis_client, play):
     assert play.scored.depth() == 0
 
 
+@pytest.mark.parametrize("abandoned", [2, 9])
+def test_an_evaluation_is_not_of_weights_that_the_run_has_gone_back_from(config, redis_client, play, abandoned):
+    """Rollouts may still be on version 40 when the run starts again from its checkpoint of step 20."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    impatient = config.evaluation.model_copy(update={"timeout_seconds": 2.0})
+    made = conductor(config.model_copy(update={"evaluation": impatient}), redis_client)
+    made.step = 20
+    seen = []
+
+    def under_old_weights(scored):
+        prompt = scored.group.prompt
+        seen.append(prompt.attempt)
+        ahead = prompt.attempt < abandoned
+        for sample, score in zip(scored.group.samples, scored.scores, strict=True):
+            sample.versions[0].version = 40 if ahead else 20
+            score.reward = score.raw_reward = float(not ahead)
+
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(made.evaluate)
+        deadline = time.monotonic() + 15
+        while not waiting.done() and time.monotonic() < deadline:
+            play.answer(under_old_weights)
+        if abandoned == 9:
+            # It never stops: after some tries the groups stay missing.
+            with pytest.raises(Unavailable, match="4 of 4 evaluation groups are missing"):
+                waiting.result(1)
+            assert max(seen) == 3
+        else:
+            assert waiting.result(1)["greedy_accuracy"] == 1.0
+            assert sorted(seen) == [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2]
+
+
 def test_an_evaluation_that_does_not_come_back_is_an_error(config, redis_client):
     impatient = config.evaluation.model_copy(update={"timeout_seconds": 0.1})
     made = conductor(config.model_copy(update={"evaluation": impatient}), redis_client)

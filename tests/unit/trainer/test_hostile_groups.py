@@ -62,7 +62,7 @@ def take(scored_bytes, replay_bytes):
     """As the intake does, without its guard: what is raised must be InvalidData."""
     scored = parse_entry({FIELD: scored_bytes}, sample_pb2.ScoredGroup)
     check_group(scored)
-    evaluation = Evaluation("e", 1.0, {scored.group.prompt.group_id: scored.group.prompt})
+    evaluation = Evaluation("e", 1.0, {scored.group.prompt.group_id: scored.group.prompt}, lambda _: None)
     evaluation.add(scored)
     nothing = [0.0] * len(scored.group.samples)
     replays = [replay_bytes, replay_of("h-3/0/1"), *[replay_bytes] * len(nothing)][: len(nothing)]
