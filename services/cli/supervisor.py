@@ -196,7 +196,7 @@ class Supervisor:
         ranks = self._config.trainer.processes
         if service != "trainer" or ranks == 1:
             return [sys.executable]
-        torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
+        torchrun = ["-m", "services.trainer.launch", "--nproc-per-node", str(ranks)]
         torchrun += ["--shutdown-timeout", str(round(self._config.trainer.stop_timeout_seconds))]
         return [sys.executable, *torchrun, "--master-addr", "127.0.0.1", "--master-port", str(free_port())]
 

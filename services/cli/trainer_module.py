@@ -48,7 +48,7 @@ class TrainerModule:
     def _command(self) -> list[str]:
         command = [sys.executable, "-m"]
         if self.ranks > 1:
-            command += ["torch.distributed.run", "--nproc-per-node", str(self.ranks)]
+            command += ["services.trainer.launch", "--nproc-per-node", str(self.ranks)]
             command += ["--master-addr", "127.0.0.1", "--master-port", str(free_port()), "-m"]
         return [*command, self.module, *self.arguments]
 

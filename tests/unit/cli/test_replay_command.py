@@ -145,5 +145,5 @@ def test_a_module_that_fails_says_why(tmp_path, monkeypatch, body, told):
 
 def test_several_ranks_run_under_torchrun(tmp_path):
     command = TrainerModule("some.module", ["RUN", "3"], tmp_path / "log", ranks=2)._command()
-    assert command[:5] == [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    assert command[:5] == [sys.executable, "-m", "services.trainer.launch", "--nproc-per-node", "2"]
     assert command[-4:] == ["-m", "some.module", "RUN", "3"]

@@ -123,7 +123,7 @@ def test_several_ranks_of_one_node_come_from_torchrun(mounted: Any) -> None:
     documents = render(preset("single-node", "trainer.gpusPerNode=4"))
     pod = mounted(documents, "trainer")
 
-    assert pod.container["command"] == ["python3", "-m", "torch.distributed.run"]
+    assert pod.container["command"] == ["python3", "-m", "services.trainer.launch"]
     launch = torchrun(pod.arguments)
     assert (launch.standalone, launch.nproc_per_node, launch.shutdown_timeout) == (True, "4", 600)
     assert (launch.module, launch.training_script) == (True, "services.trainer")
@@ -156,7 +156,7 @@ def test_several_nodes_meet_by_torchrun_s_rendezvous(
     addresses = []
     for index in range(2):
         module, name, *arguments = started(pod, tmp_path / str(index), index)
-        assert [module, name] == ["-m", "torch.distributed.run"]
+        assert [module, name] == ["-m", "services.trainer.launch"]
         launch, _, script_arguments = config_from_args(torchrun(arguments))
         assert (launch.min_nodes, launch.max_nodes, launch.nproc_per_node) == (nodes, nodes, ranks)
         assert launch.rdzv_endpoint == "demo-trivet-trainer-0.demo-trivet-trainer-nodes:29400"

@@ -44,7 +44,7 @@ template:
         args:
           {{- include "trivet.serviceArguments" $context | nindent 10 }}
         {{- else if eq $nodes 1 }}
-        command: [python3, -m, torch.distributed.run]
+        command: [python3, -m, services.trainer.launch]
         args:
           - --standalone
           - --nproc-per-node={{ $processes }}
@@ -61,7 +61,7 @@ template:
           - -ec
           - |
             if [ "$JOB_COMPLETION_INDEX" = 0 ]; then host=true; else host=false; fi
-            exec python3 -m torch.distributed.run --rdzv-conf="is_host=$host,join_timeout={{ $values.startSeconds }},read_timeout=300" --local-addr="{{ include "trivet.trainerJob" . }}-$JOB_COMPLETION_INDEX.{{ include "trivet.trainerNodes" . }}" "$@"
+            exec python3 -m services.trainer.launch --rdzv-conf="is_host=$host,join_timeout={{ $values.startSeconds }},read_timeout=300" --local-addr="{{ include "trivet.trainerJob" . }}-$JOB_COMPLETION_INDEX.{{ include "trivet.trainerNodes" . }}" "$@"
           - trainer
         args:
           - --nnodes={{ $nodes }}
