@@ -11,6 +11,7 @@ from trivet.v1 import trainer_pb2
 
 from services.cli.observation import Observation
 from services.cli.report import doubts
+from services.common.records import before_updates
 
 COLUMNS = 3
 UNKNOWN = "–"
@@ -57,7 +58,7 @@ def _state(trainer: trainer_pb2.TrainerServiceGetStatusResponse) -> str:
 
 
 def line(trainer: trainer_pb2.TrainerServiceGetStatusResponse) -> str:
-    step, held_out = trainer.metrics, trainer.evaluation
+    step, held_out = before_updates(trainer.metrics), trainer.evaluation
     if "preference_accuracy" in held_out:
         return (
             f"step {trainer.step:>4}/{trainer.steps}  loss {_number(step, 'loss')}  "
@@ -99,7 +100,7 @@ def panel(run: str, seen: Observation) -> RenderableType:
 
 
 def _sample_cells(seen: Observation, trainer: trainer_pb2.TrainerServiceGetStatusResponse) -> list[tuple[str, str]]:
-    step, held_out = trainer.metrics, trainer.evaluation
+    step, held_out = before_updates(trainer.metrics), trainer.evaluation
     versions = " ".join(str(rollout.version) for rollout in seen.rollouts.values()) or UNKNOWN
     sampling = sum(rollout.tokens_per_second for rollout in seen.rollouts.values())
     return [
@@ -122,7 +123,7 @@ def _sample_cells(seen: Observation, trainer: trainer_pb2.TrainerServiceGetStatu
 
 
 def _pair_cells(trainer: trainer_pb2.TrainerServiceGetStatusResponse) -> list[tuple[str, str]]:
-    step, held_out = trainer.metrics, trainer.evaluation
+    step, held_out = before_updates(trainer.metrics), trainer.evaluation
     return [
         ("loss", _number(step, "loss")),
         ("held-out pairs", _number(held_out, "preference_accuracy")),

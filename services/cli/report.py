@@ -7,7 +7,7 @@ from typing import Any
 from rich.table import Table
 
 from services.common.held_out import best_score, comparable_scores, read_best
-from services.common.records import STEPS_WITHOUT_SIGNAL, WARNED_AFTER_STEPS, Records
+from services.common.records import STEPS_WITHOUT_SIGNAL, WARNED_AFTER_STEPS, Records, before_updates
 
 Record = dict[str, Any]
 
@@ -37,7 +37,7 @@ def summary_table(records: Records) -> Table | None:
 
     Step metrics compare the first step, where the weights of sampler and trainer are equal, with the last.
     """
-    steps, evaluations = records.steps(), records.evaluations()
+    steps, evaluations = _before_updates(records.steps()), records.evaluations()
     if not steps or not evaluations:
         return None
     table = Table(title="Before and after", title_justify="left", show_header=False)
@@ -56,6 +56,10 @@ def summary_table(records: Records) -> Table | None:
         if name in first["metrics"] and name in last["metrics"]:
             table.add_row(label, f"{first['metrics'][name]:.{digits}f}", f"{last['metrics'][name]:.{digits}f}")
     return table
+
+
+def _before_updates(records: Sequence[Record]) -> list[Record]:
+    return [{**record, "metrics": before_updates(record["metrics"])} for record in records]
 
 
 def held_out_lines(run: Path, share: float) -> Iterator[str]:
@@ -93,7 +97,7 @@ def plot(records: Records, path: Path) -> None:
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
-    steps, evaluations = records.steps(), records.evaluations()
+    steps, evaluations = _before_updates(records.steps()), records.evaluations()
     figure, grid = plt.subplots(2, 2, figsize=(11, 7), layout="constrained")
     (learning, drift), (agreement, gradient) = grid
     for name, label in HELD_OUT:

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,15 @@ log = get_logger(__name__)
 STEPS_WITHOUT_SIGNAL = "steps_without_signal"
 # From so many on a run's learning is in doubt.
 WARNED_AFTER_STEPS = 5
+
+# What a step's first optimizer step says of itself, where there are several.
+FIRST = "first_"
+
+
+def before_updates(metrics: Mapping[str, float]) -> dict[str, float]:
+    """With what compares sampler and trainer as it was before any update of the step, under the plain names."""
+    first = {name.removeprefix(FIRST): value for name, value in metrics.items() if name.startswith(FIRST)}
+    return {**metrics, **first}
 
 
 class Records:

@@ -7,6 +7,7 @@ from prometheus_client import REGISTRY
 from trivet.v1 import trainer_pb2
 
 from services.common.config import Config
+from services.common.records import FIRST
 from services.common.redis_metrics import RedisCollector
 from services.trainer import metrics
 from services.trainer.samples import TrainSample
@@ -48,7 +49,7 @@ def observe_step(step: int, groups: int, values: Mapping[str, float]) -> None:
 
 def _of_the_only(values: Mapping[str, float]) -> dict[str, float]:
     """What the series of the first and of all optimizer steps say where there was one, so that alerts need no cases."""
-    found = {f"first_{name}": values[name] for name in SAMPLER_AGAINST_TRAINER if name in values}
+    found = {f"{FIRST}{name}": values[name] for name in SAMPLER_AGAINST_TRAINER if name in values}
     return found | ({"grad_norm_max": values["grad_norm"]} if "grad_norm" in values else {})
 
 

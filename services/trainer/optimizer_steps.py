@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from services.common.records import FIRST
 from services.trainer.engine import StepResult
 from services.trainer.measurement import SamplerComparison
 from services.trainer.non_finite import Skipped
@@ -41,7 +42,7 @@ def report(steps: Sequence[OptimizerStep]) -> Values:
     if len(steps) == 1:
         return whole
     first = _values(steps[:1])
-    return whole | {f"first_{name}": first[name] for name in SAMPLER_AGAINST_TRAINER if name in first}
+    return whole | {f"{FIRST}{name}": first[name] for name in SAMPLER_AGAINST_TRAINER if name in first}
 
 
 def _values(steps: Sequence[OptimizerStep]) -> Values:

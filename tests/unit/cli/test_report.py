@@ -2,6 +2,7 @@ from io import StringIO
 
 from rich.console import Console
 
+from services.cli.curves import curve_table, plot_curves
 from services.cli.report import held_out_lines, plot, summary_table
 from services.common.held_out import Best, write_best
 from services.common.records import Records
@@ -74,3 +75,33 @@ def test_a_step_trained_again_replaces_what_came_after_the_resume(tmp_path):
     fill(records)
     records.add_step({"step": 2, "metrics": {"reward_mean": 0.9}})
     assert [(record["step"], record["metrics"]["reward_mean"]) for record in records.steps()] == [(1, 0.1), (2, 0.9)]
+
+
+def test_sampler_and_trainer_are_compared_before_the_first_update(tmp_path):
+    records = Records(tmp_path)
+    fill(records)
+    records.add_step({"step": 3, "metrics": {"sampler_ratio_mean": 1.5, "first_sampler_ratio_mean": 1.25}})
+    records.add_step({"step": 4, "metrics": {"sampler_ratio_mean": 1.5, "first_sampler_ratio_mean": 1.125}})
+    console = Console(file=StringIO(), width=120)
+    console.print(summary_table(records))
+    (row,) = [line for line in console.file.getvalue().splitlines() if "sampler/trainer ratio" in line]
+    assert "1.125000" in row
+    assert "1.5" not in row
+
+
+def test_a_run_with_a_step_that_is_not_finite_has_its_table_and_its_picture(tmp_path):
+    records = Records(tmp_path)
+    fill(records)
+    broken = dict.fromkeys(("reward_mean", "grad_norm", "kl", "mismatch_kl", "routing_agreement"), float("nan"))
+    records.add_step({"step": 3, "metrics": {**broken, "loss": float("inf")}})
+    records.add_evaluation(
+        {"step": 3, "metrics": dict.fromkeys(("greedy_accuracy", "greedy_accuracy_error"), float("nan"))}
+    )
+    console = Console(file=StringIO(), width=120)
+    console.print(summary_table(records))
+    assert "nan" not in console.file.getvalue()
+    assert "None" not in console.file.getvalue()
+    plot(records, tmp_path / "plot.png")
+    assert curve_table({"run": records}).row_count == 1
+    plot_curves({"run": records}, tmp_path / "curves.png")
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
