@@ -37,16 +37,18 @@ def check(config_file: ConfigFile, overrides: Overrides = None) -> None:
 
 
 def refuse_problems(console: Console, config: Config) -> None:
-    """Prints what is found and leaves with status 2; does nothing where nothing is found."""
-    found = find_problems(config)
-    if found:
-        for sentence in found:
+    """Prints what is found and leaves with status 2; only warns, or does nothing, where the run could start."""
+    reports = check_services(config)
+    for report in reports:
+        for sentence in report.findings:
             say(console, f"✗ {sentence}", style="red")
+        for sentence in report.doubts:
+            say(console, f"! {sentence}", style="yellow")
+    if any(report.findings for report in reports):
         raise typer.Exit(CONFIGURATION)
 
 
-def find_problems(config: Config) -> list[str]:
-    """Sentences, each with the key to change."""
+def check_services(config: Config) -> list[CheckReport]:
     services = ["trainer"] if config.data.preferences is not None else ["trainer", "reward"]
     with tempfile.TemporaryDirectory(prefix="trivet-check-") as directory:
         settings = Path(directory) / "config.yaml"
@@ -56,7 +58,7 @@ def find_problems(config: Config) -> list[str]:
         running = [_ServiceCheck(service, settings) for service in services]
         deadline = time.monotonic() + TIMEOUT_SECONDS
         try:
-            return [sentence for one in running for sentence in one.findings(deadline)]
+            return [one.report(deadline) for one in running]
         finally:
             for one in running:
                 one.end()
@@ -78,16 +80,20 @@ class _ServiceCheck:
                 env={**environment, "OMP_NUM_THREADS": "1"},
             )
 
-    def findings(self, deadline: float) -> tuple[str, ...]:
+    def report(self, deadline: float) -> CheckReport:
         try:
             status = self._process.wait(max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
-            return (f"the {self._service}'s check did not end within {TIMEOUT_SECONDS:.0f} s",)
+            return _failed(f"the {self._service}'s check did not end within {TIMEOUT_SECONDS:.0f} s")
         if status == 0:
-            return CheckReport.model_validate_json(self._report.read_text(encoding="utf-8")).findings
+            return CheckReport.model_validate_json(self._report.read_text(encoding="utf-8"))
         said = self._log.read_text(encoding="utf-8", errors="replace").strip().splitlines() or ["it said nothing"]
-        return (f"the {self._service}'s check ended with status {status}: {said[-1]}",)
+        return _failed(f"the {self._service}'s check ended with status {status}: {said[-1]}")
 
     def end(self) -> None:
         self._process.kill()
         self._process.wait()
+
+
+def _failed(sentence: str) -> CheckReport:
+    return CheckReport(findings=(sentence,))

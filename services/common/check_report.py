@@ -4,8 +4,9 @@ from pydantic import BaseModel, ConfigDict
 
 
 class CheckReport(BaseModel):
-    """`findings` are sentences, each with the key to change; none where the service could start."""
+    """Sentences, each with the key to change: `findings` keep the service from starting, `doubts` do not."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    findings: tuple[str, ...]
+    findings: tuple[str, ...] = ()
+    doubts: tuple[str, ...] = ()

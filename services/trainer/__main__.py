@@ -27,7 +27,7 @@ from services.trainer.groups import training_samples
 from services.trainer.intake import Arrival
 from services.trainer.lease import Lease
 from services.trainer.loop import Lead, Machinery, TrainingLoop
-from services.trainer.model_files import check_model, model_paths, open_tokenizer
+from services.trainer.model_files import check_model, model_paths, open_tokenizer, unstopped_turn
 from services.trainer.observation import observe_start
 from services.trainer.pair_feed import PairFeed
 from services.trainer.preference_data import PreferenceData, load_preferences
@@ -177,6 +177,8 @@ def _load_data(config: Config) -> PromptData | PreferenceData | None:
         data = load_preferences(config, tokenizer)
     else:
         data = load_prompts(config.data, tokenizer, config.run.seed)
+        if doubt := unstopped_turn(config, tokenizer):
+            log.warning(doubt)
         if data.columns_left_out:
             log.warning("columns that scorers do not get: not JSON", columns=sorted(data.columns_left_out))
     if data.dropped:

@@ -14,10 +14,19 @@ from services.common.errors import InvalidData, TrivetError
 from services.common.service_main import leave
 from services.trainer.configured import configured_algorithm
 from services.trainer.data import load_prompts
-from services.trainer.model_files import check_model, model_paths, open_tokenizer
+from services.trainer.model_files import check_model, model_paths, open_tokenizer, unstopped_turn
 from services.trainer.preference_data import load_preferences
 
 ROWS = 10_000
+
+
+def report(config: Config) -> CheckReport:
+    found = find_problems(config)
+    made = config.prepare is None or config.prepare.done
+    doubt = None
+    if made and not found and config.data.preferences is None:
+        doubt = unstopped_turn(config, open_tokenizer(config.model.path))
+    return CheckReport(findings=tuple(found), doubts=() if doubt is None else (doubt,))
 
 
 def find_problems(config: Config) -> list[str]:
@@ -64,8 +73,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--config", required=True, metavar="FILE", help="the run's YAML")
     parser.add_argument("--output", required=True, type=Path, metavar="FILE", help="where the report goes, as JSON")
     arguments = parser.parse_args(argv)
-    report = CheckReport(findings=tuple(find_problems(load_config(arguments.config))))
-    arguments.output.write_text(report.model_dump_json(), encoding="utf-8")
+    arguments.output.write_text(report(load_config(arguments.config)).model_dump_json(), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from pathlib import Path
 from services.common.config import Config
 from services.common.errors import InvalidData, Unavailable
 from services.common.model_path import check_model_path
-from services.trainer.renderer import Tokenizer
+from services.trainer.renderer import Renderer, Tokenizer
 
 VOCABULARIES = ("tokenizer.json", "vocab.*", "*.model", "*.tiktoken", "tekken.json")
 HUB_SECONDS = 10.0
@@ -54,6 +54,31 @@ def open_tokenizer(path: str) -> Tokenizer:
             raise Unavailable("hub_unavailable", reason) from error
         raise InvalidData("tokenizer_missing", reason) from error
     return tokenizer
+
+
+def unstopped_turn(config: Config, tokenizer: Tokenizer) -> str | None:
+    """A sentence where the model ends its turns with a token at which the sampler goes on; None where all is well.
+
+    vLLM ends a completion at the tokenizer's end-of-sequence token and at those of the model's generation config.
+    """
+    from transformers import AutoConfig, GenerationConfig
+
+    try:
+        end = Renderer(config.data, tokenizer).end_of_turn
+    except InvalidData:
+        # A template for prompts alone has no assistant's turn to end.
+        return None
+    try:
+        given = GenerationConfig.from_pretrained(config.model.path).eos_token_id
+    except OSError:
+        given = getattr(AutoConfig.from_pretrained(config.model.path), "eos_token_id", None)
+    if end is None or end == tokenizer.eos_token_id or end in (given if isinstance(given, list) else [given]):
+        return None
+    return (
+        f"model.path is {config.model.path!r}, whose chat template ends a turn with the token {end}, at which the "
+        "sampler does not stop: completions go on to sampling.max_tokens unless eos_token_id in its "
+        "generation_config.json names the token, too"
+    )
 
 
 def _ask_hub(name: str, missing: str) -> None:

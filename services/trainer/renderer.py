@@ -85,6 +85,11 @@ class Renderer:
             )
         return [*ids, self._tokenizer.eos_token_id]
 
+    @property
+    def end_of_turn(self) -> int | None:
+        """The token with which the template ends a turn; None where it has none of its own, and without a template."""
+        return None if self._end is None else self._tokens(self._end)[-1]
+
     def _rendered(self, messages: Sequence[Message], text: str) -> tuple[str, str]:
         """The prompt's text, and the answer's with what ends its turn."""
         if not self._config.chat_template:

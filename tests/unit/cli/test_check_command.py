@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from examples.quickstart.tokenizer import build_tokenizer
 from services.cli.__main__ import app
-from services.cli.check import find_problems
+from services.cli.check import check_services
 from services.common.config import parse_config
 from services.reward import check as reward_check
 from services.trainer import check as trainer_check
@@ -56,6 +56,7 @@ def problems(tree):
 
 def test_nothing_is_found_where_nothing_is_wrong(tree):
     assert problems(tree) == []
+    assert trainer_check.report(parse_config(tree)).doubts == ()
 
 
 @pytest.mark.parametrize(
@@ -182,9 +183,26 @@ def test_a_run_without_findings_is_told_so(tree, tmp_path):
 
 def test_a_check_that_fails_itself_is_a_finding(tree, monkeypatch):
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    assert find_problems(parse_config(tree)) == [
-        f"the {service}'s check ended with status 1: it said nothing" for service in ("trainer", "reward")
+    assert [report.findings for report in check_services(parse_config(tree))] == [
+        (f"the {service}'s check ended with status 1: it said nothing",) for service in ("trainer", "reward")
     ]
+
+
+@pytest.mark.parametrize(("stops", "told"), [(None, True), (3, True), (1, False), ([7, 1], False)])
+def test_a_turn_at_whose_end_the_sampler_goes_on_is_a_doubt(tree, model, tmp_path, stops, told):
+    """As with a base model whose tokenizer has a chat template; the quickstart ends turns with token 1."""
+    import shutil
+
+    copy = shutil.copytree(model, tmp_path / "copy")
+    settings = json.loads((copy / "tokenizer_config.json").read_text())
+    (copy / "tokenizer_config.json").write_text(json.dumps({**settings, "eos_token": "<|system|>"}), encoding="utf-8")
+    if stops is not None:
+        (copy / "generation_config.json").write_text(json.dumps({"eos_token_id": stops}), encoding="utf-8")
+    tree["model"]["path"] = str(copy)
+    report = trainer_check.report(parse_config(tree))
+    assert report.findings == ()
+    assert len(report.doubts) == told
+    assert all("ends a turn with the token 1, at which the sampler does not stop" in doubt for doubt in report.doubts)
 
 
 def test_the_checks_import_neither_vllm_nor_deepspeed():
