@@ -1,5 +1,7 @@
 """A configuration that changed between two starts, while samples of the first were under way."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from model_families import make_model
@@ -8,11 +10,12 @@ from recorded_run import make_order
 from test_conductor import GROUPS, SIZE, Play, conductor, config, play, state, trained, until_training
 
 from services.common.blobs import open_blobs
-from services.common.config import BlobConfig
+from services.common.config import BlobConfig, Config
 from services.common.errors import InvalidData
 from services.common.replay import Replay, encode_replay
 from services.trainer import metrics
 from services.trainer.batch import batch_samples
+from services.trainer.checkpoint import FIXED
 from services.trainer.groups import training_samples
 from services.trainer.policy import ModelFacts, load_policy
 from services.trainer.updaters import open_updater
@@ -184,3 +187,10 @@ def test_another_number_of_steps_ends_where_it_says(config, redis_client, play, 
     again.restore(state(made, step=1))
     again.issue()
     assert len(again.ledger.outstanding) == min(2, steps - 1) * GROUPS
+
+
+def test_every_section_of_the_configuration_has_a_row_in_the_docs():
+    page = (Path(__file__).parents[3] / "docs" / "resuming.md").read_text(encoding="utf-8")
+    named = {key for line in page.splitlines() if line.startswith("| `") for key in line.split("|")[1].split("`")[1::2]}
+    assert {key.partition(".")[0] for key in named if "." in key} == set(Config.model_fields)
+    assert named >= set(FIXED)
