@@ -90,6 +90,12 @@ def doubts(step: Mapping[str, float]) -> list[str]:
     ]
 
 
+def damaged_lines(run: Path) -> Iterator[str]:
+    """Checkpoints that a start of the run has put aside."""
+    for path in sorted((run / "checkpoints").glob("damaged-*")):
+        yield f"damaged     {path} (put aside; an older checkpoint was taken)"
+
+
 def plot(records: Records, path: Path) -> None:
     """Accuracy and reward, KL, sampler against trainer, and the gradient over the steps of the run."""
     import matplotlib as mpl
