@@ -15,7 +15,7 @@ from services.cli.check import refuse_problems
 from services.cli.live import View
 from services.cli.observation import Observer, observing
 from services.cli.progress import SavedStep, is_finished, newest_checkpoint
-from services.cli.report import doubts, held_out_lines, plot, summary_table
+from services.cli.report import damaged_lines, doubts, held_out_lines, plot, summary_table
 from services.cli.run_lock import LOCK_FILE, RunTaken, refuse_taken, run_lock
 from services.cli.start import (
     EXIT_FAILED,
@@ -175,5 +175,7 @@ def _report(console: Console, config: Config, saved: SavedStep | None, seconds: 
     if saved is not None:
         say(console, f"checkpoint  {saved.path}")
         say(console, f"policy      {saved.path / 'policy'} (loads in transformers and vLLM)")
+    for line in damaged_lines(config.run.path):
+        say(console, line, style="yellow")
     for line in held_out_lines(config.run.path, config.trainer.collapse.evaluation_share):
         say(console, line, style="yellow" if line.startswith("The run has ended") else None)

@@ -3,7 +3,7 @@ from io import StringIO
 from rich.console import Console
 
 from services.cli.curves import curve_table, plot_curves
-from services.cli.report import held_out_lines, plot, summary_table
+from services.cli.report import damaged_lines, held_out_lines, plot, summary_table
 from services.common.held_out import Best, write_best
 from services.common.records import Records
 
@@ -61,6 +61,13 @@ def test_a_run_that_ended_far_below_its_start_says_so(tmp_path):
     keep(tmp_path, 10, 0.3)
     (line,) = held_out_lines(tmp_path, 0.5)
     assert line.endswith("0.750 at step 0: the model that the run began with")
+
+
+def test_damaged_checkpoints_are_named(tmp_path):
+    assert list(damaged_lines(tmp_path)) == []
+    keep(tmp_path, 2, 0.5).rename(tmp_path / "checkpoints" / "damaged-step-000002")
+    (line,) = damaged_lines(tmp_path)
+    assert line.startswith(f"damaged     {tmp_path}/checkpoints/damaged-step-000002 ")
 
 
 def test_the_plot_is_a_picture(tmp_path):
