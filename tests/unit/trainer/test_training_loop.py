@@ -5,7 +5,9 @@ import math
 
 import pytest
 import torch
+from prometheus_client import REGISTRY
 from recorded_run import SavingEngine, configuration, make_base, make_order
+from structlog.testing import capture_logs
 from trivet.v1 import step_pb2, weights_pb2
 
 from services.common.config import ConfigError
@@ -140,6 +142,25 @@ def test_a_run_trains_publishes_saves_and_writes_down(tmp_path):
     assert run.saved == [2, 4, 6]
     assert [line["step"] for line in lines(run)] == [1, 2, 3, 4, 5, 6]
     assert not any("skipped" in line for line in lines(run))
+
+
+def test_a_run_with_the_same_reward_for_all_says_that_there_is_nothing_to_learn(tmp_path):
+    run = Run(tmp_path, steps=STEPS + 1)
+
+    def same_reward_but_in_step_2():
+        order = make_order(run.source.step + 1)
+        for scored in order.groups if run.source.step != 1 else ():
+            for score in scored.scores:
+                score.reward = score.raw_reward = 0.5
+        return order
+
+    run.source.next_order = same_reward_but_in_step_2
+    with capture_logs() as logs:
+        assert run.go()
+    assert [line["metrics"]["steps_without_signal"] for line in lines(run)] == [1, 0, 1, 2, 3, 4, 5]
+    (told,) = [line for line in logs if line["event"].startswith("nothing to learn")]
+    assert (told["log_level"], told["steps_in_a_row"], told["rewards"]) == ("warning", 5, [0.5])
+    assert REGISTRY.get_sample_value("trivet_trainer_steps_without_signal") == 5
 
 
 def test_steps_that_are_not_finite_are_skipped_and_the_run_goes_on(tmp_path):
