@@ -26,7 +26,7 @@ CAPABILITY_VERSION_3 = 0x20080522
 LANDLOCK_ABI = 6
 
 NOBODY = "nobody"
-# Of at most 1,000: where memory runs out, the kernel ends scorers before the service and its neighbours.
+# Of at most 1,000.
 OOM_SCORE = "500"
 OPEN_FILES = 1_024
 # A judge's weights may be that large, a log should not be.
@@ -85,6 +85,12 @@ def adopt_orphans() -> None:
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
+def go_first() -> None:
+    """Where memory runs out, the kernel ends this process and what it starts before others."""
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(OOM_SCORE)
+
+
 def find_user(name: str | None) -> User | None:
     """Who scorers run as, or None for the user of this process.
 
@@ -113,8 +119,6 @@ def contain(memory_mib: int | None, user: User | None, parent: int) -> list[str]
     """Binds this process for good, and ends it with its parent. The measures that cannot be had here."""
     missing = []
     os.setsid()
-    with suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text(OOM_SCORE)
     _limit(resource.RLIMIT_CORE, 0)
     _limit(resource.RLIMIT_NOFILE, OPEN_FILES)
     _limit(resource.RLIMIT_FSIZE, FILE_BYTES)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from services.common.errors import InvalidData
-from services.reward.containment import User, adopt_orphans, contain, find_user, protect_service
+from services.reward.containment import User, adopt_orphans, contain, find_user, go_first, protect_service
 from services.reward.process import serve
 
 # Nothing tells that an orphan has arrived.
@@ -146,6 +146,8 @@ def _children(process: str) -> set[int]:
 def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
     settings = json.load(sys.stdin)
+    # Before its own files in /proc are closed to it.
+    go_first()
     protect_service()
     adopt_orphans()
     for ignored in (signal.SIGINT, signal.SIGTERM):
