@@ -15,6 +15,7 @@ from services.common.errors import TrivetError, one_sentence
 from services.common.exit_codes import CONFIGURATION, FAILED, FINISHED
 from services.common.exposition import EXPOSITION
 from services.common.logs import configure_logs, get_logger
+from services.common.outages import Outages
 from services.common.redis_client import connect
 from services.common.server import ServiceServer
 from services.common.service_main import parse_service_arguments, report_end, starting
@@ -57,8 +58,10 @@ class RewardProcess:
             reward.server,
             grpc_name=reward_pb2.DESCRIPTOR.services_by_name["RewardService"].full_name,
             register=self._register,
-            ready=lambda: self._not_ready,
+            ready=lambda: self._not_ready or self._outages.problem,
         )
+        # After as long without a group the trainer ends the run, too.
+        self._outages = Outages(config.trainer.batch_timeout_seconds)
         self._not_ready: str | None = "scorers are loading"
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -79,14 +82,15 @@ class RewardProcess:
         config = self._config
         self._not_ready = "waiting for Redis"
         streams = RunStreams(self._client, config.run.name, config.redis)
-        samples = await asyncio.to_thread(streams.samples, self.reward_id)
-        scored = await asyncio.to_thread(streams.scored, self.reward_id)
+        samples = await self._outages.ride_out(lambda: asyncio.to_thread(streams.samples, self.reward_id))
+        scored = await self._outages.ride_out(lambda: asyncio.to_thread(streams.scored, self.reward_id))
         worker = RewardWorker(
             samples,
             scored,
             self._scorer,
             concurrent_groups=config.reward.concurrent_groups,
             heartbeat_seconds=config.redis.claim_idle_seconds / 3,
+            outages=self._outages,
         )
         self._not_ready = None
         await worker.run(stop)

@@ -1,16 +1,22 @@
 """The consumer loop: groups in, scored groups or dead letters out."""
 
 import asyncio
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
 
 from trivet.v1 import reward_pb2, sample_pb2
 
 from services.common.errors import InvalidData, TrivetError
 from services.common.logs import get_logger
+from services.common.outages import Outages
 from services.common.streams import Entry, Stream
 from services.reward.score import GroupScorer
 
 READ_BLOCK_SECONDS = 0.5
 DRAIN_SECONDS = 2.0
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 log = get_logger(__name__)
 
@@ -26,17 +32,18 @@ class RewardWorker:
         *,
         concurrent_groups: int,
         heartbeat_seconds: float,
+        outages: Outages,
         drain_seconds: float = DRAIN_SECONDS,
     ) -> None:
         self._samples, self._scored, self._scorer = samples, scored, scorer
-        self._limit = concurrent_groups
+        self._limit, self._outages = concurrent_groups, outages
         self._heartbeat_seconds, self._drain_seconds = heartbeat_seconds, drain_seconds
         self._running: dict[str, asyncio.Task[None]] = {}
 
     async def run(self, stop: asyncio.Event) -> None:
         """Until `stop`; then groups in work get `drain_seconds`, and what is left is claimed by another consumer.
 
-        Raises redis' errors once its client has given up, and Unavailable when no scorer process can be started.
+        Raises Unavailable once Redis' client has given up, an outage is over its limit, or no scorer process starts.
         """
         stopping = asyncio.create_task(stop.wait())
         heartbeat = asyncio.create_task(self._heartbeat())
@@ -48,7 +55,7 @@ class RewardWorker:
                     running = {stopping, heartbeat, *self._running.values()}
                     await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
                     continue
-                reading = asyncio.create_task(asyncio.to_thread(self._samples.read, free, READ_BLOCK_SECONDS))
+                reading = asyncio.create_task(self._in_thread(self._samples.read, free, READ_BLOCK_SECONDS))
                 await asyncio.wait({reading, stopping}, return_when=asyncio.FIRST_COMPLETED)
                 if reading.done():
                     for entry in reading.result():
@@ -85,15 +92,19 @@ class RewardWorker:
             reason = f"{outcome.scorer} on sample {outcome.sample_id}: {outcome.reason}"
             await self._give_up(entry, TrivetError(outcome.code, reason))
             return
-        await asyncio.to_thread(self._samples.forward, entry.id, self._scored, outcome)
+        await self._in_thread(self._samples.forward, entry.id, self._scored, outcome)
         log.debug("group_scored", group=group_id, samples=len(outcome.scores))
 
     async def _give_up(self, entry: Entry[sample_pb2.Group], error: TrivetError) -> None:
         log.warning("group_dead_lettered", group=entry.message.prompt.group_id, code=error.code, reason=str(error))
-        await asyncio.to_thread(self._samples.dead_letter, entry, error)
+        await self._in_thread(self._samples.dead_letter, entry, error)
 
     async def _heartbeat(self) -> None:
         while True:
             await asyncio.sleep(self._heartbeat_seconds)
             held = [entry_id for entry_id, task in self._running.items() if not task.done()]
-            await asyncio.to_thread(self._samples.touch, held)
+            await self._in_thread(self._samples.touch, held)
+
+    async def _in_thread(self, work: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
+        """Over an outage, too. The groups at hand are touched meanwhile, so that nobody claims them."""
+        return await self._outages.ride_out(lambda: asyncio.to_thread(work, *args, **options))

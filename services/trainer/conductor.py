@@ -1,13 +1,12 @@
 """Rank 0's side of the run: prompts out, scored groups in, versions and checkpoints announced."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
 import redis
-from trivet.v1 import step_pb2, trainer_pb2
+from trivet.v1 import sample_pb2, step_pb2, trainer_pb2
 
 from services.common.blobs import open_blobs
 from services.common.config import Config
@@ -168,6 +167,7 @@ class Conductor:
         self.outages.ride_out_blocking(lambda: self._prompts.add_all(prompts))
         patience = self.config.evaluation.timeout_seconds
         deadline = time.monotonic() + patience
+        look = time.monotonic() + RECONCILE_SECONDS
         while not evaluation.done:
             if self.controls.stop.is_set():
                 return None
@@ -180,25 +180,35 @@ class Conductor:
             # An outage, where it is None, has a limit of its own.
             if self.outages.poll(self._poll) != 0:
                 deadline = time.monotonic() + patience
+                look = time.monotonic() + RECONCILE_SECONDS
+            elif time.monotonic() > look:
+                look = time.monotonic() + RECONCILE_SECONDS
+                self.outages.poll(lambda: self._reconcile_evaluation(evaluation))
         self.intake.evaluation = None
         return evaluation.metrics()
 
     def reconcile(self) -> None:
         """Issues again every outstanding group that no stream, buffer or dead letter holds."""
-        alive: dict[int | None, int] = {}
-        # Groups only move forward, so looking in the order of the flow misses none.
-        for prompt in chain(
-            self._prompts.scan(),
-            (group.prompt for group in self._samples.scan()),
-            (scored.group.prompt for scored in self._scored.scan()),
-        ):
-            alive[self._issuer.issue_of(prompt.group_id)] = prompt.min_version
+        alive = {self._issuer.issue_of(prompt.group_id): prompt.min_version for prompt in self._under_way()}
         self.intake.read_dead_letters()
         self._issued_at = {issue: alive[issue] for issue in self.ledger.outstanding if issue in alive}
         for issue in sorted(self.ledger.outstanding.keys() - alive.keys() - self.intake.held_issues()):
             log.warning("outstanding group is nowhere, issued again", issue=issue)
             metrics.GROUPS_REISSUED.labels("vanished").inc()
             self._reissue(issue)
+
+    def _reconcile_evaluation(self, evaluation: Evaluation) -> None:
+        alive = {prompt.group_id for prompt in self._under_way()}
+        self.intake.read_dead_letters()
+        for group_id in evaluation.issue_vanished(alive):
+            log.warning("evaluation group is nowhere, issued again", group=group_id)
+            metrics.GROUPS_REISSUED.labels("vanished").inc()
+
+    def _under_way(self) -> Iterator[sample_pb2.Prompt]:
+        """Groups only move forward, so looking in the order of the flow misses none."""
+        yield from self._prompts.scan()
+        yield from (group.prompt for group in self._samples.scan())
+        yield from (scored.group.prompt for scored in self._scored.scan())
 
     def backlog(self) -> str:
         return ", ".join(f"{stream.label} {stream.depth()}" for stream in (self._prompts, self._samples, self._scored))

@@ -2,13 +2,14 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 
 from trivet.v1 import sample_pb2
 
 from services.common.errors import GaveUp
 
+# Of one group.
 MAX_REISSUES = 3
 
 
@@ -44,12 +45,23 @@ class Evaluation:
         if group_id in self.missing:
             self.groups[group_id] = scored
 
-    def issue_again(self, group_id: str) -> None:
-        """A few times; after that the group stays missing."""
-        prompt = self.expected[group_id]
-        if prompt.attempt < MAX_REISSUES:
-            prompt.attempt += 1
-            self.issue(prompt)
+    def issue_again(self, group_id: str, code: str, reason: str) -> None:
+        """A few times; after that the group has failed."""
+        again = sample_pb2.Prompt()
+        again.CopyFrom(self.expected[group_id])
+        if again.attempt >= MAX_REISSUES:
+            self.fail(group_id, code, f"{reason}, {again.attempt + 1} times")
+            return
+        again.attempt += 1
+        self.issue(again)
+        self.expected[group_id] = again
+
+    def issue_vanished(self, alive: Container[str]) -> list[str]:
+        """Has every missing group issued again that is not alive, and names them."""
+        vanished = sorted(group_id for group_id in self.missing if group_id not in alive)
+        for group_id in vanished:
+            self.issue_again(group_id, "vanished", f"group {group_id} was lost")
+        return vanished
 
     def fail(self, group_id: str, code: str, reason: str) -> None:
         if group_id in self.missing:

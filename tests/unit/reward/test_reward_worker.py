@@ -4,9 +4,11 @@ import uuid
 from contextlib import asynccontextmanager
 
 import pytest
+from prometheus_client import REGISTRY
 from trivet.v1 import sample_pb2
 
 from services.common.config import RedisConfig, RewardConfig
+from services.common.outages import Outages
 from services.common.streams import DeadLetters, RunStreams
 from services.reward.pool import ScorerPool
 from services.reward.score import GroupScorer
@@ -74,6 +76,7 @@ async def working(
         GroupScorer(config, pool, stats, consumer),
         concurrent_groups=concurrent_groups,
         heartbeat_seconds=heartbeat_seconds,
+        outages=Outages(limit_seconds=30),
         drain_seconds=drain_seconds,
     )
     stop = asyncio.Event()
@@ -185,3 +188,26 @@ async def test_no_more_groups_than_allowed_are_taken(run):
             most = max(most, stats.running)
             assert await asyncio.to_thread(run.samples.pending) <= 2
         assert most == 2
+
+
+async def test_a_full_redis_costs_no_group_and_does_not_end_the_service(run):
+    """For longer than an entry may be idle."""
+
+    def outages():
+        return REGISTRY.get_sample_value("trivet_outages_total", {"code": "redis_memory"}) or 0.0
+
+    before = outages()
+    async with working(run, "exact_match"):
+        run.submit("g", ["12", "21"])
+        run.submit("bad", ["12"], {"no": "answer"})
+        run.client.config_set("maxmemory", 1)
+        try:
+            await run.until(
+                lambda: REGISTRY.get_sample_value("trivet_outages_total", {"code": "redis_memory"}) != before
+            )
+            await asyncio.sleep(1.5)
+        finally:
+            run.client.config_set("maxmemory", 0)
+        await run.until(lambda: run.samples.depth() == 0)
+    assert run.scored_ids() == ["g"]
+    assert {group: letter.code for group, letter in run.dead().items()} == {"bad": "scorer_metadata"}

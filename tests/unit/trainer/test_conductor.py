@@ -12,6 +12,7 @@ from services.common.streams import Entry, RunStreams
 from services.trainer.checkpoint import TrainerState
 from services.trainer.conductor import Conductor
 from services.trainer.data import PromptData, PromptRow, PromptSet
+from services.trainer.evaluation import Evaluation
 from services.trainer.status import Controls, Status
 
 GROUPS, SIZE = 2, 2
@@ -718,3 +719,37 @@ def test_a_blob_store_that_is_down_at_the_start_costs_no_group(config, redis_cli
     assert trained(until_training(again)) == [2, 3]
     # Only fresh prompts have been issued meanwhile.
     assert [(entry.message.issue, entry.message.attempt) for entry in play.read()] == [(4, 0), (5, 0)]
+
+
+def test_a_lost_evaluation_group_is_issued_again(config, redis_client, play, monkeypatch):
+    """As when Redis lost its data: without it, the evaluation ended the run after evaluation.timeout_seconds."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    monkeypatch.setattr("services.trainer.conductor.RECONCILE_SECONDS", 0.3)
+    made = conductor(config, redis_client)
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(made.evaluate)
+        deadline = time.monotonic() + 5
+        while play.prompts.depth() < 4 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        redis_client.flushdb()
+        attempts = []
+        while not waiting.done() and time.monotonic() < deadline:
+            attempts += [prompt.attempt for prompt in play.prompts.scan()]
+            play.answer()
+        values = waiting.result(1)
+    assert set(attempts) == {1}
+    assert (values["greedy_accuracy"], values["sampled_accuracy"], values["failures"]) == (0.0, 0.5, 0.0)
+
+
+def test_an_evaluation_group_that_is_lost_again_and_again_fails():
+    prompts = {name: sample_pb2.Prompt(group_id=name) for name in ("lost", "alive")}
+    issued = []
+    evaluation = Evaluation("e", 1.0, prompts, issued.append)
+    for _ in range(3):
+        assert evaluation.issue_vanished({"alive"}) == ["lost"]
+    assert [(prompt.group_id, prompt.attempt) for prompt in issued] == [("lost", 1), ("lost", 2), ("lost", 3)]
+    evaluation.issue_vanished({"alive"})
+    assert len(issued) == 3
+    assert evaluation.failures == {"lost": ("vanished", "group lost was lost, 4 times")}
+    assert evaluation.missing == {"alive"}
