@@ -122,10 +122,11 @@ class Rollout:
             if stopped.done():
                 return FINISHED
             await jobs.pop()
-            await self._follower.catch_up()
+            await self._outages.ride_out(self._follower.catch_up)
             log.info("sampling", version=self._engine.weights.version)
             gave_up = asyncio.create_task(self._engine.wait_gave_up())
-            jobs = [gave_up, *map(asyncio.create_task, (self._follower.run(), self._worker.run()))]
+            following = self._outages.ride_out(self._follower.run)
+            jobs = [gave_up, *map(asyncio.create_task, (following, self._worker.run()))]
             if self._config.weights.transfer != "disk":
                 jobs.append(asyncio.create_task(self._presence().run()))
             done, _ = await asyncio.wait([stopped, *jobs], return_when=asyncio.FIRST_COMPLETED)

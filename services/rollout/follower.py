@@ -82,8 +82,11 @@ class WeightFollower:
 
         A trainer announces a version before it asks for it. So where the newest announcement is the younger of the
         two, and of an older version, the trainer has gone back to a checkpoint since: then the engine need only be on
-        that. Raises NotServed after the load timeout.
+        that. And under a version that the trainer has gone back from nothing is sampled. Raises NotServed after the
+        load timeout.
         """
+        # What was announced before the prompt was issued is known before it is sampled.
+        self._note(await asyncio.to_thread(self._feed.latest))
         try:
             async with asyncio.timeout(self._timeout), self._changed:
                 await self._changed.wait_for(lambda: self.serves(self._engine.weights.version, version, entry_id))
@@ -96,22 +99,27 @@ class WeightFollower:
 
     def serves(self, sampled: int, version: int, entry_id: str) -> bool:
         """Whether samples of version `sampled` are what the entry asks for."""
+        newest = self._newest
+        if newest is not None and sampled > newest[1].version and not self._is_on(newest):
+            return False
         if sampled >= version:
             return True
-        newest = self._newest
         return newest is not None and _order(newest[0]) > _order(entry_id) and sampled >= newest[1].version
 
     async def _look(self, found: tuple[str, weights_pb2.WeightVersion] | None) -> None:
-        if found is not None and (self._newest is None or _order(found[0]) > _order(self._newest[0])):
-            self._newest = found
-            self._failures = self._refusals = 0
-            self._next_try = 0.0
+        self._note(found)
         due = time.monotonic() >= self._next_try and self._engine.problem is None
         if due and self._newest is not None and not self._is_on(self._newest):
             await self._follow(self._newest)
         # Also the engine changes, by a restart.
         async with self._changed:
             self._changed.notify_all()
+
+    def _note(self, found: tuple[str, weights_pb2.WeightVersion] | None) -> None:
+        if found is not None and (self._newest is None or _order(found[0]) > _order(self._newest[0])):
+            self._newest = found
+            self._failures = self._refusals = 0
+            self._next_try = 0.0
 
     async def _follow(self, newest: tuple[str, weights_pb2.WeightVersion]) -> None:
         async with self._loading:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import ParamSpec, TypeVar
 
 import structlog
@@ -158,7 +159,7 @@ class PromptWorker:
         """Raises NotServed when the engine does not come to have the weights that the prompt asks for."""
         prompt = entry.message
         for _ in range(MAX_DRAWS):
-            await self._follower.wait_for(prompt.min_version, entry.id)
+            await self._outages.ride_out(partial(self._follower.wait_for, prompt.min_version, entry.id))
             sampled = await self._sampler.sample(prompt)
             oldest = min(span.version for sample in sampled.group.samples for span in sample.versions)
             if self._follower.serves(oldest, prompt.min_version, entry.id):

@@ -45,22 +45,23 @@ class Evaluation:
         if group_id in self.missing:
             self.groups[group_id] = scored
 
-    def issue_again(self, group_id: str, code: str, reason: str) -> None:
-        """A few times; after that the group has failed."""
+    def issue_again(self, group_id: str) -> bool:
+        """A few times; after that False, and the group stays missing."""
         again = sample_pb2.Prompt()
         again.CopyFrom(self.expected[group_id])
         if again.attempt >= MAX_REISSUES:
-            self.fail(group_id, code, f"{reason}, {again.attempt + 1} times")
-            return
+            return False
         again.attempt += 1
         self.issue(again)
         self.expected[group_id] = again
+        return True
 
     def issue_vanished(self, alive: Container[str]) -> list[str]:
-        """Has every missing group issued again that is not alive, and names them."""
+        """Has every missing group issued again that is not alive, and names them. One that is lost each time fails."""
         vanished = sorted(group_id for group_id in self.missing if group_id not in alive)
         for group_id in vanished:
-            self.issue_again(group_id, "vanished", f"group {group_id} was lost")
+            if not self.issue_again(group_id):
+                self.fail(group_id, "vanished", f"group {group_id} was lost {MAX_REISSUES + 1} times")
         return vanished
 
     def fail(self, group_id: str, code: str, reason: str) -> None:

@@ -188,7 +188,7 @@ class Intake:
                     return
                 log.warning("evaluated again", group=issued.group_id, reason=str(error))
                 metrics.GROUPS_REISSUED.labels(error.code).inc()
-                self.evaluation.issue_again(issued.group_id, error.code, str(error))
+                self.evaluation.issue_again(issued.group_id)
         self._stream.ack([entry.id])
 
     def _accept_training(self, entry: Entry[sample_pb2.ScoredGroup], issue: int) -> None:

@@ -234,3 +234,22 @@ async def test_a_version_on_disk_after_a_failed_hand_over_takes_its_place(engine
     async with asyncio.timeout(5):
         while engine.loaded != [8]:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
+
+
+async def test_nothing_is_sampled_under_a_version_that_the_trainer_has_gone_back_from(engine, feed, follower):
+    feed.announce(version(40))
+    await follower.catch_up()
+    feed.announce(version(20))
+    waiting = asyncio.create_task(follower.wait_for(20, LATER))
+    await asyncio.sleep(0.3)
+    assert not waiting.done()
+    await follower.catch_up()
+    await asyncio.wait_for(waiting, 5)
+    assert engine.weights.version == 20
+
+
+async def test_a_version_from_memory_serves_before_it_is_announced(engine, feed, follower):
+    feed.announce(version(6))
+    await hand_over(follower, in_memory(7))
+    await asyncio.wait_for(follower.wait_for(6, EARLIER), 5)
+    assert engine.weights.version == 7

@@ -751,5 +751,5 @@ def test_an_evaluation_group_that_is_lost_again_and_again_fails():
     assert [(prompt.group_id, prompt.attempt) for prompt in issued] == [("lost", 1), ("lost", 2), ("lost", 3)]
     evaluation.issue_vanished({"alive"})
     assert len(issued) == 3
-    assert evaluation.failures == {"lost": ("vanished", "group lost was lost, 4 times")}
+    assert evaluation.failures == {"lost": ("vanished", "group lost was lost 4 times")}
     assert evaluation.missing == {"alive"}
