@@ -8,7 +8,7 @@ ReplayKind = Literal["routing", "mask"]
 
 
 class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), ser_json_inf_nan="constants")
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), ser_json_inf_nan="strings")
 
 
 class Mismatch(_Part):

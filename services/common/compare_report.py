@@ -1,12 +1,13 @@
 """What a comparison of algorithms measured: the trainer's side writes it as JSON, and whoever shows it reads it."""
 
+import math
 import statistics
 
 from pydantic import BaseModel, ConfigDict
 
 
 class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), ser_json_inf_nan="constants")
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), ser_json_inf_nan="strings")
 
 
 class ComparedStep(_Part):
@@ -34,8 +35,9 @@ class CompareReport(_Part):
         return sorted({name for step in self.steps for values in step.values for name in values})
 
     def mean(self, name: str, algorithm: int) -> float | None:
-        """Over the steps; None where the algorithm has no such value."""
+        """Over the steps where it is finite; None where the algorithm has no such value."""
         found = [step.values[algorithm][name] for step in self.steps if name in step.values[algorithm]]
+        found = [value for value in found if math.isfinite(value)]
         return statistics.fmean(found) if found else None
 
     def cosine(self, first: int, second: int) -> float | None:

@@ -12,9 +12,11 @@ import structlog
 import yaml
 from pydantic import BaseModel
 
+from services.common.compare_report import ComparedStep, CompareReport
 from services.common.config import Config, ConfigError, parse_config
 from services.common.logs import configure_logs
 from services.common.records import Records
+from services.common.replay_report import ValuePair
 from services.common.strict_json import strict
 
 QUICKSTART = Path(__file__).parents[3] / "configs" / "quickstart.yaml"
@@ -120,6 +122,25 @@ def test_a_log_line_is_json():
         entry = processor(None, "info", entry)
     read = json.loads(entry, parse_constant=refuse)
     assert (read["loss"], read["values"]) == (None, {"ratio": [None, 1.0]})
+
+
+def test_reports_are_json_and_keep_what_is_not_finite():
+    pair = ValuePair(name="loss", recorded=math.nan, replayed=math.inf, equal=False)
+    text = pair.model_dump_json()
+    json.loads(text, parse_constant=refuse)
+    again = ValuePair.model_validate_json(text)
+    assert math.isnan(again.recorded)
+    assert again.replayed == math.inf
+    steps = tuple(
+        ComparedStep(step=step, samples=1, values=({"loss": loss},), cosines=((None,),))
+        for step, loss in enumerate([math.nan, 1.0, 3.0])
+    )
+    report = CompareReport(run="run", algorithms=("grpo",), overrides=((),), steps=steps)
+    text = report.model_dump_json()
+    json.loads(text, parse_constant=refuse)
+    again = CompareReport.model_validate_json(text)
+    assert math.isnan(again.steps[0].values[0]["loss"])
+    assert again.mean("loss", 0) == 2
 
 
 def test_strict_leaves_everything_else_as_it_is():
