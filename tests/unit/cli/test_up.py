@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 from rich.console import Console
+from typer import Exit
 from typer.testing import CliRunner
 
 from services.cli import up as command
@@ -97,6 +98,27 @@ def test_more_steps_or_a_fresh_start_go_on(config_file, run, supervised, more):
     train(run)
     assert up(config_file, *more).exit_code == 0
     assert supervised.made is not None
+
+
+def test_what_prepare_makes_is_checked_before_anything_is_started(config_file, supervised, monkeypatch):
+    made = config_file.parent / "made"
+    tree = yaml.safe_load(config_file.read_text(encoding="utf-8"))
+    tree["prepare"] = {"command": ["touch", str(made)], "creates": str(made)}
+    config_file.write_text(yaml.safe_dump(tree), encoding="utf-8")
+    checked = []
+
+    def refuse_the_second_time(*_) -> None:
+        checked.append(made.exists())
+        if len(checked) == 2:
+            raise Exit(2)
+
+    monkeypatch.setattr(command, "refuse_problems", refuse_the_second_time)
+    assert up(config_file).exit_code == 2
+    assert checked == [False, True]
+    assert supervised.made is None
+    # Nothing new was made: one look is enough.
+    assert up(config_file).exit_code == 0
+    assert checked == [False, True, True]
 
 
 def test_a_run_whose_last_evaluation_is_missing_is_not_finished(config_file, run, supervised):
