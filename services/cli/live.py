@@ -11,6 +11,7 @@ from trivet.v1 import trainer_pb2
 
 from services.cli.observation import Observation
 from services.cli.report import doubts
+from services.cli.start import say
 from services.common.records import before_updates
 
 COLUMNS = 3
@@ -38,10 +39,10 @@ class View:
         elif seen.trainer is None or not seen.trainer.metrics:
             if (awaited := awaited_line(seen)) != self._awaited:
                 self._awaited = awaited
-                self._console.print(awaited)
+                say(self._console, awaited)
         elif seen.trainer.step != self._printed:
             self._printed = seen.trainer.step
-            self._console.print(line(seen.trainer))
+            say(self._console, line(seen.trainer))
 
 
 def awaited_line(seen: Observation) -> str:

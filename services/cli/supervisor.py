@@ -131,11 +131,11 @@ class Supervisor:
             raise RunFailed(f"{service.name}: {reason}\n{where}; {limits} are used up")
 
     def _with_full_disk(self, reason: str) -> str:
-        """Libraries that write checkpoints and weights have words of their own for it."""
+        """Libraries have words of their own for it, and a log on that disk has none."""
         directory = self._config.run.path
         if "disk is full" in reason or shutil.disk_usage(directory).free >= FULL_DISK_BYTES:
             return reason
-        return f"the disk is full: {directory} cannot be written to; {reason}"
+        return f"the disk is full: {directory} cannot be written to"
 
     def _waits_for_redis(self, service: ServiceProcess, reason: str) -> bool:
         """Whether Redis is away: then nothing could start. Raises RunFailed when it has been for too long."""

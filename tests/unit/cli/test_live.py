@@ -61,7 +61,7 @@ def test_a_trainer_that_starts_is_told():
 
 
 def test_without_a_terminal_each_step_is_one_line():
-    console = Console(file=StringIO(), width=300)
+    console = Console(file=StringIO(), width=40)
     with View(console, "run") as view:
         for step in (1, 1, 2):
             view.show(observation(step))

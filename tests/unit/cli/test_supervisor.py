@@ -107,7 +107,7 @@ def test_a_full_disk_is_told_before_a_librarys_words_for_it(tmp_path, monkeypatc
     watched = Watched(tmp_path, **PAIRS)
     run = watched.supervisor._config.run.path
     for words, told in (
-        ("RuntimeError: file write failed", f"the disk is full: {run} cannot be written to; RuntimeError: file write"),
+        ("RuntimeError: file write failed", f"started again: the disk is full: {run} cannot be written to (its log"),
         ("the disk is full: x cannot be written", "trainer ended and is started again: the disk is full: x cannot"),
     ):
         trainer = watched.add("trainer", fails(FAILED, words))
