@@ -40,7 +40,10 @@ def audit(
     rollout: Annotated[
         str | None, typer.Option(metavar="HOST:PORT", help="a running rollout; without it, one is started")
     ] = None,
-    token: Annotated[str | None, typer.Option(envvar=TOKEN_VARIABLE, help="of the running rollout")] = None,
+    token: Annotated[
+        str | None,
+        typer.Option(envvar=TOKEN_VARIABLE, help="of the running rollout; as an argument others can read it"),
+    ] = None,
     samples: Annotated[int, typer.Option(min=1, help="how many to draw, in whole groups")] = 64,
     output: Annotated[
         Path | None, typer.Option(metavar="FILE", help="the report as JSON; by default audit.json of the run")

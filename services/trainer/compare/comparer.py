@@ -9,6 +9,7 @@ from services.common.algorithm_switch import algorithm_overrides, overrides_by_a
 from services.common.compare_report import ComparedStep, CompareReport
 from services.common.config import Config
 from services.common.logs import get_logger
+from services.common.secrets import hidden_override
 from services.common.step_record import RecordedStep
 from services.trainer.batch import batch_samples
 from services.trainer.configured import configured_algorithm
@@ -37,7 +38,7 @@ def compare(
     return CompareReport(
         run=steps[0].record.run,
         algorithms=tuple(algorithms),
-        overrides=tuple(settings),
+        overrides=tuple(tuple(map(hidden_override, each)) for each in settings),
         steps=tuple(_compare(step, [step.config(list(each)) for each in settings]) for step in steps),
     )
 

@@ -6,6 +6,7 @@ from services.common.config import Config
 from services.common.errors import InvalidData
 from services.common.logs import get_logger
 from services.common.replay_report import ReplayedStep, ReplayReport, ValuePair
+from services.common.secrets import hidden_override
 from services.common.step_record import RecordedStep, StepRecord
 from services.trainer.batch import batch_samples
 from services.trainer.engine import TrainEngine
@@ -31,7 +32,7 @@ class Replayer:
         record = first.record
         return ReplayReport(
             run=record.run,
-            overrides=self._overrides,
+            overrides=tuple(map(hidden_override, self._overrides)),
             start="policy" if fresh else "engine",
             recorded_world_size=record.world_size,
             recorded_zero_stage=record.zero_stage,

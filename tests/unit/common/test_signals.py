@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 # The main thread is inside wait() of the event nearly always, at every point of it.
 PROGRAM = """
@@ -56,3 +57,36 @@ def test_usr1_prints_what_every_thread_does():
         process.kill()
     assert "in <lambda>" in told
     assert "in wait" in told
+
+
+# As torchrun does: a child in a session of its own, which a kill of the parent's group does not reach.
+PARENT = """
+import subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", sys.argv[1]], start_new_session=True, stdout=subprocess.PIPE, text=True)
+print(child.stdout.readline().strip(), flush=True)
+time.sleep(60)
+"""
+CHILD = """
+import os, time
+from services.common.signals import die_with_parent
+die_with_parent()
+print(os.getpid(), flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_rank_does_not_outlive_its_launcher():
+    with subprocess.Popen([sys.executable, "-c", PARENT, CHILD], stdout=subprocess.PIPE, text=True) as parent:
+        child = int(parent.stdout.readline())
+        parent.kill()
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while _runs(child):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
