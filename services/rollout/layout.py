@@ -3,10 +3,19 @@
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
+from trivet.v1 import weights_pb2
 
 from services.common.errors import InvalidData
+from services.common.weights import describe_weights
 
 Layout = dict[str, tuple[int, ...]]
+
+
+def initial_weights(path: Path) -> weights_pb2.WeightVersion:
+    """Version 0. A model that is not a local directory has no fingerprint."""
+    if any(path.glob("*.safetensors")):
+        return describe_weights(path, 0)
+    return weights_pb2.WeightVersion(version=0, path=str(path))
 
 
 def read_layout(directory: Path) -> Layout:

@@ -19,12 +19,12 @@ from services.common.errors import InvalidData, Unavailable
 from services.common.logs import get_logger
 from services.common.replay import Replay
 from services.common.sampling_limits import MIN_TEMPERATURE
-from services.common.weights import describe_weights, verify_weights
+from services.common.weights import verify_weights
 from services.rollout import metrics
 from services.rollout.arguments import RECORD, Capture
 from services.rollout.delivery import Delivery
 from services.rollout.engine import EngineFailed, EngineSample, LoadFailed, NotServed
-from services.rollout.layout import Layout, check_layout, read_layout
+from services.rollout.layout import Layout, check_layout, initial_weights, read_layout
 from services.rollout.outputs import native_replay, sample_from, weight_label
 from services.rollout.parcels import check_replay, open_parcel
 from services.rollout.refusals import candidate_refusal, truncates
@@ -47,10 +47,12 @@ class VllmEngine:
         self._config = config
         self._launcher = Launcher(config, seed)
         self._llm: AsyncLLM | None = None
+        # The last whose process died by itself.
+        self._died: AsyncLLM | None = None
         # Of the last start, also while the engine is down.
         self._launched: Launched | None = None
         self._group: str | None = None
-        self._initial = self._weights = self._on_disk = _initial_weights(Path(config.model.path))
+        self._initial = self._weights = self._on_disk = initial_weights(Path(config.model.path))
         self._layout = read_layout(Path(config.model.path))
         self._changing = asyncio.Lock()
         self._usable = asyncio.Event()
@@ -124,10 +126,13 @@ class VllmEngine:
                 raise NotServed("engine_stopped", f"the engine did not run for {seconds:g} seconds") from error
             raise EngineFailed("generate_timeout", f"no samples after {seconds:g} seconds") from error
         except EngineDeadError as error:
-            if self._llm is not llm:
+            if llm is not None and self._llm is llm:
+                self._died = llm
+                self._shut("engine's process died")
+                self._spawn(self._revive(llm))
+            elif llm is not self._died:
                 raise NotServed("engine_restarted", self._problem or "the engine was started again") from error
-            self._shut("engine's process died")
-            self._spawn(self._revive(llm))
+            # One of the prompts that ran may be why.
             raise EngineFailed("engine_dead", "the engine's process died") from error
         except EngineGenerateError as error:
             raise EngineFailed("engine_error", f"the engine failed on the request ({error.__cause__})") from error
@@ -393,10 +398,3 @@ async def _complete(llm: AsyncLLM, prompt: list[int], parameters: SamplingParams
         reason = last.finish_reason if last is not None else "no output"
         raise EngineFailed("sample_aborted", f"sample {key} ended with {reason}, expected stop or length")
     return last
-
-
-def _initial_weights(path: Path) -> weights_pb2.WeightVersion:
-    """Version 0. A model that is not a local directory has no fingerprint."""
-    if any(path.glob("*.safetensors")):
-        return describe_weights(path, 0)
-    return weights_pb2.WeightVersion(version=0, path=str(path))
