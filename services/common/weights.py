@@ -121,6 +121,11 @@ class WeightFeed:
             log.warning("Redis had lost the newest version, announced again", version=self._announced.version)
             self.announce(self._announced)
 
+    @property
+    def only_in_memory(self) -> bool:
+        """Whether what was announced last is nowhere on disk."""
+        return self._announced is not None and not self._announced.path
+
     def latest(self) -> tuple[str, weights_pb2.WeightVersion] | None:
         """The newest announcement and its id."""
         return next(self._newest_first(), None)

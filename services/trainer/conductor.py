@@ -30,6 +30,8 @@ CONSUMER = "trainer"
 POLL_SECONDS = 1.0
 # Without an arrival for so long, what is outstanding is looked for.
 RECONCILE_SECONDS = 60.0
+# Likewise, a version that is in memory alone goes to disk.
+PUBLISH_AGAIN_SECONDS = 30.0
 
 log = get_logger(__name__)
 
@@ -142,6 +144,9 @@ class Conductor:
         if self.intake.ready < self.config.trainer.groups_per_step or self._overtakes():
             self.status.state = trainer_pb2.TRAINER_STATE_WAITING
             self._wait_for_news()
+            if self._silence > PUBLISH_AGAIN_SECONDS and self.feed.only_in_memory:
+                # The rollouts that had it may all have been started again.
+                return step_pb2.StepOrder(action=step_pb2.STEP_ACTION_PUBLISH)
             return step_pb2.StepOrder(action=step_pb2.STEP_ACTION_WAIT)
         self.status.state = trainer_pb2.TRAINER_STATE_TRAINING
         arrivals = self.intake.take(self.config.trainer.groups_per_step)

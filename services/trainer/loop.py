@@ -113,6 +113,8 @@ class TrainingLoop:
                     self._evaluate()
             elif order.action == step_pb2.STEP_ACTION_SAVE:
                 self._save()
+            elif order.action == step_pb2.STEP_ACTION_PUBLISH:
+                self._publish(durable=True)
             elif order.action == step_pb2.STEP_ACTION_STOP:
                 self._save()
                 return False
@@ -191,12 +193,13 @@ class TrainingLoop:
             with self._phase("record"):
                 self._recorder.finish(self._values)
 
-    def _publish(self) -> None:
+    def _publish(self, *, durable: bool = False) -> None:
         self._check_lease()
         if self._config.data.preferences is None:
             with self._phase("publish"), metrics.PUBLISH_SECONDS.time():
                 last = self._step == self._config.trainer.steps
-                self._publication.publish(self._step, durable=last or self._due(self._config.trainer.checkpoint_every))
+                durable = durable or last or self._due(self._config.trainer.checkpoint_every)
+                self._publication.publish(self._step, durable=durable)
         if self._lead is not None:
             # Before anything else, so that the rollouts have work while the rest is written down.
             self._lead.source.issue()

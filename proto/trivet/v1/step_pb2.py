@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from trivet.v1 import sample_pb2 as trivet_dot_v1_dot_sample__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14trivet/v1/step.proto\x12\ttrivet.v1\x1a\x16trivet/v1/sample.proto\"j\n\tStepOrder\x12%\n\x06\x61\x63tion\x18\x01 \x01(\x0e\x32\x15.trivet.v1.StepAction\x12&\n\x06groups\x18\x02 \x03(\x0b\x32\x16.trivet.v1.ScoredGroup\x12\x0e\n\x06replay\x18\x03 \x03(\x0c*\x82\x01\n\nStepAction\x12\x1b\n\x17STEP_ACTION_UNSPECIFIED\x10\x00\x12\x14\n\x10STEP_ACTION_WAIT\x10\x01\x12\x15\n\x11STEP_ACTION_TRAIN\x10\x02\x12\x14\n\x10STEP_ACTION_SAVE\x10\x03\x12\x14\n\x10STEP_ACTION_STOP\x10\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14trivet/v1/step.proto\x12\ttrivet.v1\x1a\x16trivet/v1/sample.proto\"j\n\tStepOrder\x12%\n\x06\x61\x63tion\x18\x01 \x01(\x0e\x32\x15.trivet.v1.StepAction\x12&\n\x06groups\x18\x02 \x03(\x0b\x32\x16.trivet.v1.ScoredGroup\x12\x0e\n\x06replay\x18\x03 \x03(\x0c*\x9b\x01\n\nStepAction\x12\x1b\n\x17STEP_ACTION_UNSPECIFIED\x10\x00\x12\x14\n\x10STEP_ACTION_WAIT\x10\x01\x12\x15\n\x11STEP_ACTION_TRAIN\x10\x02\x12\x14\n\x10STEP_ACTION_SAVE\x10\x03\x12\x14\n\x10STEP_ACTION_STOP\x10\x04\x12\x17\n\x13STEP_ACTION_PUBLISH\x10\x05\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,7 +33,7 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'trivet.v1.step_pb2', _globa
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_STEPACTION']._serialized_start=168
-  _globals['_STEPACTION']._serialized_end=298
+  _globals['_STEPACTION']._serialized_end=323
   _globals['_STEPORDER']._serialized_start=59
   _globals['_STEPORDER']._serialized_end=165
 # @@protoc_insertion_point(module_scope)

@@ -15,11 +15,13 @@ class StepAction(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     STEP_ACTION_TRAIN: _ClassVar[StepAction]
     STEP_ACTION_SAVE: _ClassVar[StepAction]
     STEP_ACTION_STOP: _ClassVar[StepAction]
+    STEP_ACTION_PUBLISH: _ClassVar[StepAction]
 STEP_ACTION_UNSPECIFIED: StepAction
 STEP_ACTION_WAIT: StepAction
 STEP_ACTION_TRAIN: StepAction
 STEP_ACTION_SAVE: StepAction
 STEP_ACTION_STOP: StepAction
+STEP_ACTION_PUBLISH: StepAction
 
 class StepOrder(_message.Message):
     __slots__ = ("action", "groups", "replay")

@@ -753,3 +753,13 @@ def test_an_evaluation_group_that_is_lost_again_and_again_fails():
     assert len(issued) == 3
     assert evaluation.failures == {"lost": ("vanished", "group lost was lost 4 times")}
     assert evaluation.missing == {"alive"}
+
+
+def test_a_version_that_is_in_memory_alone_goes_to_disk_when_nothing_comes(config, redis_client, monkeypatch):
+    """As when the only rollout was started again: it can load nothing else."""
+    monkeypatch.setattr("services.trainer.conductor.PUBLISH_AGAIN_SECONDS", 0.0)
+    made = conductor(config, redis_client)
+    made.feed.announce(weights_pb2.WeightVersion(version=3, fingerprint="m"))
+    assert made.next_order().action == step_pb2.STEP_ACTION_PUBLISH
+    made.feed.announce(weights_pb2.WeightVersion(version=3, fingerprint="f", path="/w"))
+    assert made.next_order().action == step_pb2.STEP_ACTION_WAIT

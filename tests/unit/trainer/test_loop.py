@@ -50,7 +50,11 @@ class Script:
 class Nowhere:
     """A Release."""
 
+    def __init__(self):
+        self.plans = []
+
     def plan(self, version, *, durable):
+        self.plans.append((version, durable))
         return weights_pb2.PublicationPlan()
 
     def announce(self): ...
@@ -84,6 +88,31 @@ def run(config, accuracy, reward=lambda step: 0.5):
     loop = TrainingLoop(config, machinery, Lead(source, Records(config.run.path), Nowhere()))
     assert loop.run()
     return source
+
+
+def test_a_version_is_published_again_when_the_source_asks_for_it(base, tmp_path):
+    config = settings(base, tmp_path, every=0, checkpoint_every=100, steps=3)
+    engine = SavingEngine(load_policy(config.model.path, dtype="float32"))
+    machinery = Machinery(
+        engine,
+        open_updater(config, engine, None),
+        Checkpoints(tmp_path / "c", 2),
+        Recorder(config, engine),
+        "model",
+        {},
+    )
+    source, release = Script(3, lambda step: 0.5, lambda step: 0.5), Nowhere()
+    train, asked = source.next_order, []
+
+    def next_order():
+        if source.step == 2 and not asked:
+            asked.append(True)
+            return step_pb2.StepOrder(action=step_pb2.STEP_ACTION_PUBLISH)
+        return train()
+
+    source.next_order = next_order
+    assert TrainingLoop(config, machinery, Lead(source, Records(tmp_path / "r"), release)).run()
+    assert release.plans == [(0, True), (1, False), (2, False), (2, True), (3, True)]
 
 
 def kept(config):
