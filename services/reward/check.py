@@ -1,20 +1,24 @@
 """python -m services.reward.check --config FILE --output report.json: what would keep rewards from being given.
 
 Scorers are loaded, and those that are built in are asked about the first rows, as a row without an answer can never be
-scored. A scorer of the user's own is not called: it may be slow, or cost money.
+scored. A scorer of the user's own is loaded in a scorer process, with the limits and variables that it will have there.
+It is not called: it may be slow, or cost money.
 """
 
 import argparse
+import asyncio
 import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from services.common.check_report import CheckReport
-from services.common.config import Config, ScorerConfig, SourceConfig, load_config
+from services.common.config import Config, RewardConfig, ScorerConfig, SourceConfig, load_config
 from services.common.errors import InvalidData, TrivetError
 from services.common.rows import Row, metadata, read_rows
 from services.common.service_main import leave
+from services.reward.containment import Containment, find_user
+from services.reward.pool import ScorerPool
 from services.reward.scorers import BUILT_IN, load_scorer
 from services.reward.types import Scorer, ScorerFailure
 
@@ -25,16 +29,30 @@ SECONDS = 3.0
 
 def find_problems(config: Config) -> list[str]:
     """A sentence for each. Rows are left out while what makes them has not run (prepare)."""
+    try:
+        find_user(config.reward.scorer_user)
+    except InvalidData as error:
+        return [str(error)]
     found = []
     for settings in config.reward.scorers:
         try:
+            if settings.name not in BUILT_IN:
+                asyncio.run(_load_contained(settings, config.reward))
+                continue
             scorer = load_scorer(settings)
-        except InvalidData as error:
+        except TrivetError as error:
             found.append(str(error))
             continue
-        if settings.name in BUILT_IN and (config.prepare is None or config.prepare.done):
+        if config.prepare is None or config.prepare.done:
             found += _row_problems(scorer, settings, config)
     return found
+
+
+async def _load_contained(settings: ScorerConfig, config: RewardConfig) -> None:
+    """Raises InvalidData or Unavailable, as the start of the service would."""
+    pool = ScorerPool([settings], workers=1, timeout_seconds=config.timeout_seconds, containment=Containment.of(config))
+    await pool.start()
+    await pool.stop()
 
 
 def _row_problems(scorer: Scorer, settings: ScorerConfig, config: Config) -> list[str]:

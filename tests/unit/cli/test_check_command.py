@@ -67,6 +67,7 @@ def test_nothing_is_found_where_nothing_is_wrong(tree):
         ({"algorithm": {"beta": 0.1}}, ["algorithm.beta is 0.1, expected none"]),
         ({"reward": {"scorers": [{"name": "oracle"}]}}, ["reward.scorers: name is 'oracle', expected one of"]),
         ({"reward": {"scorers": [{"name": "no_such:f"}]}}, ["reward.scorers: there is no module 'no_such'"]),
+        ({"reward": {"scorer_user": "no-such-user"}}, ["reward.scorer_user is 'no-such-user', expected a user"]),
         (
             {"reward": {"scorers": [{"name": "exact_match", "options": {"answer_field": "solution"}}]}},
             ["exact_match cannot score", "train.jsonl line 1 of data.train", "metadata.solution is missing", "19 more"],
@@ -103,6 +104,17 @@ def test_what_cannot_be_used_is_found_and_named_by_key(tree, tmp_path, change, w
     assert len(found) == 1
     for word in words:
         assert word in found[0]
+
+
+def test_a_scorer_is_loaded_with_the_variables_that_it_will_have(tree, tmp_path, monkeypatch):
+    module = "import os\nKEY = os.environ['JUDGE_KEY']\ndef judge(prompt, completion, metadata):\n    return 1.0\n"
+    (tmp_path / "scorers_with_a_key.py").write_text(module)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("JUDGE_KEY", "secret")
+    tree["reward"] = {"scorers": [{"name": "scorers_with_a_key:judge"}]}
+    assert problems(tree) == ["reward.scorers: importing scorers_with_a_key failed (KeyError: 'JUDGE_KEY')"]
+    tree["reward"]["scorer_environment"] = ["JUDGE_KEY"]
+    assert problems(tree) == []
 
 
 @pytest.mark.parametrize(
