@@ -5,6 +5,7 @@ import re
 import signal
 from dataclasses import dataclass
 
+from services.common.exit_codes import FINISHED, STOPPED
 from services.common.service_main import ENDED
 
 # What a rank or vLLM's engine process puts before its words.
@@ -28,6 +29,8 @@ def read_ending(status: int, words: str) -> Ending:
     for line in lines:
         if (told := _told(line)) is not None:
             return told
+    if status in {FINISHED, STOPPED}:
+        return Ending(status, "something else asked it to stop")
     ranks = [int(found) for found in _RANK_STATUS.findall(words)]
     status = next((rank for rank in ranks if rank < 0), status)
     if status < 0:

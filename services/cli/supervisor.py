@@ -111,9 +111,10 @@ class Supervisor:
 
     def _start_again(self, service: ServiceProcess) -> None:
         ending = service.ending()
-        reason, where = self._with_full_disk(ending.reason), f"its log is {service.log}"
+        where = f"its log is {service.log}"
         if ending.status in NEVER_RESTARTED:
-            raise RunFailed(f"{service.name}: {reason}\n{where}")
+            raise RunFailed(f"{service.name}: {ending.reason}\n{where}")
+        reason = self._with_full_disk(ending.reason)
         if self._waits_for_redis(service, reason):
             return
         if service.name in self._waiting:

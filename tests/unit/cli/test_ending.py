@@ -46,6 +46,7 @@ def test_the_first_rank_that_failed_is_the_cause():
         (-11, "", "killed by SIGSEGV"),
         (1, TORCHRUN, "RuntimeError: the tensors do not fit"),
         (1, 'Traceback …\n  File "a.py"\nKeyError: \'reward\'\n{"event": "step"}', "KeyError: 'reward'"),
+        (3, '{"event": "checkpoint"}', "something else asked it to stop"),
         (1, VLLM, "ValueError: No available memory for the cache blocks."),
         (1, "python: No module named x", "python: No module named x"),
         (1, "", "it said nothing"),

@@ -77,7 +77,7 @@ def test_restarts_are_a_rate_and_not_a_number_for_the_whole_run():
 
 
 def test_an_earlier_attempts_words_are_not_taken_for_this_ones(tmp_path):
-    say = "import pathlib; said = pathlib.Path('{}'); print('second' if said.exists() else 'first'); said.touch()"
+    say = "import pathlib; it = pathlib.Path('{}'); print('second' if it.exists() else 'first'); it.touch(); exit(1)"
     made = process(tmp_path, say.format(tmp_path / "said"), restarts=RestartBudget(1, 60.0))
     made.start()
     made.wait(time.monotonic() + 10)
