@@ -48,7 +48,7 @@ class Holder:
         """None for what is not a holder."""
         try:
             return cls(**json.loads(text))
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, RecursionError):
             return None
 
     def dump(self) -> bytes:

@@ -20,7 +20,7 @@ HOLDING = """
 import sys, threading, time
 from services.common.config import RedisConfig
 from services.common.redis_client import connect
-from services.trainer.lease import Lease
+from services.trainer.lease import Holder, Lease
 Lease(connect(RedisConfig(url=sys.argv[1])), "held").acquire(threading.Event())
 print("held", flush=True)
 time.sleep(60)
@@ -163,3 +163,8 @@ def test_the_end_does_not_wait_for_a_redis_that_is_away(tmp_path):
     started = time.monotonic()
     mine.close()
     assert time.monotonic() - started < 10
+
+
+@pytest.mark.parametrize("value", [b"", b"\xff\xfe", b"[]", b"{}", b'{"host": 1}', b"1" * 5000, b"[" * 100_000])
+def test_what_is_no_holder_is_none(value):
+    assert Holder.parse(value) is None
