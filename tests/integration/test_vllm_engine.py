@@ -1,6 +1,7 @@
 """The real vLLM against the Hugging Face model: one engine, started once."""
 
 import asyncio
+import errno
 import functools
 import shutil
 
@@ -362,6 +363,23 @@ async def test_a_bad_checkpoint_keeps_the_old_version(engine, paths, tmp_path, d
     assert engine.weights.version == 0
     sample = (await engine.generate(PROMPT, TOP_K, ids(1), record=True))[0]
     assert is_version(sample, 0)
+
+
+async def test_a_read_error_keeps_the_old_version_and_the_engine(engine, paths, monkeypatch):
+    """EIO, as of a disk or a network file system that does not answer."""
+    weights, identity = describe_weights(paths[3], 5), engine.identity
+
+    def fail(path):
+        raise OSError(errno.EIO, "Input/output error", str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("services.common.weights._checksum", fail)
+        with pytest.raises(LoadFailed, match="Input/output error") as failure:
+            await engine.load_weights(weights)
+    assert failure.value.code == "weights_unreadable"
+    assert (engine.weights.version, engine.identity, engine.problem) == (0, identity, None)
+    await engine.load_weights(weights)
+    assert engine.weights.version == 5
 
 
 async def test_the_engine_comes_back_with_its_weights_when_its_process_dies(engine, paths):
