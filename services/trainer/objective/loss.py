@@ -41,6 +41,9 @@ def compute_loss(inputs: LossInputs, objective: Objective) -> LossOutputs:
     value head. Without reference log-probabilities there is no KL term, without a value head no value term, and
     without an entropy coefficient no bonus.
 
+    A token that is clipped, masked or given weight 0 touches neither loss nor gradient, whatever its ratio. A product
+    that is finite is so here where one of its factors overflows.
+
     Metrics: totals loss and its summands policy_loss, kl_loss, value_loss, entropy_loss (the last two only where the
     term is); means ratio (before clipping), clip_fraction (of tokens), masked_fraction (of sequences, off-policy),
     truncated_fraction (of sequences, where they are masked), importance_ratio (before bounds), importance_weight
