@@ -206,9 +206,9 @@ def test_the_process_tells_failures_apart_by_its_status(config, tmp_path: Path, 
     file.write_text(yaml.safe_dump(config.dump()), encoding="utf-8")
     arguments = ["--config", str(file), "--rollout", "127.0.0.1:1", "--output", str(output)]
     assert main_module.main([*arguments, "--set", "trainer.stepz=3"]) == 2
-    assert "trainer.stepz is not a known key" in capsys.readouterr().err
+    assert "trainer.stepz is not a known key" in capsys.readouterr().out
     assert main_module.main(arguments) == 1
-    assert "rollout at 127.0.0.1:1: unavailable" in capsys.readouterr().err
+    assert "rollout at 127.0.0.1:1: unavailable" in capsys.readouterr().out
     assert not output.exists()
     with pytest.raises(SystemExit):
         main_module.main([*arguments, "--samples", "0"])
