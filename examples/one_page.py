@@ -2,7 +2,7 @@
 
     python -m examples.one_page [--model models/quickstart] [--steps 40] [--seed 1]
 
-It trains the quickstart, a tiny Qwen3-MoE that learns to sort digits, and makes the model first where there is none.
+It trains the quickstart, a tiny Qwen3-MoE that learns to sort digits, and makes the model first if there is none.
 vLLM samples the policy and PyTorch trains it, and under the same weights the two give different probabilities. Four
 mechanisms cancel the difference (DeepSeek-V3.2 report, arXiv 2512.02556, section 3.1); comments in capitals name them
 where they act: KEEP ROUTING, KEEP SAMPLING MASK, OFF-POLICY SEQUENCE MASK, UNBIASED KL.
