@@ -33,8 +33,8 @@ class Outages:
 
     @property
     def problem(self) -> str | None:
-        """What is waited for, for /readyz."""
-        return "; ".join(f"waiting: {error}" for error in self._errors.values()) or None
+        """What is waited for, for /readyz. Any thread may ask."""
+        return "; ".join(f"waiting: {error}" for error in list(self._errors.values())) or None
 
     async def ride_out(self, work: Callable[[], Awaitable[T]]) -> T:
         """What `work` returns once it raises no Outage. Raises that of an outage over the limit."""

@@ -3,6 +3,7 @@ import errno
 import threading
 
 import pytest
+import redis
 from prometheus_client import REGISTRY
 
 from services.common import outages as module
@@ -96,6 +97,27 @@ def test_a_redis_that_takes_no_writes_is_an_outage(redis_client):
     finally:
         redis_client.replicaof("NO", "ONE")
     assert refusal.value.code == "redis_readonly"
+
+
+def test_a_redis_whose_disk_is_full_is_an_outage(redis_client, monkeypatch):
+    def refuse(*_, **__):
+        raise redis.ResponseError("MISCONF Errors writing to the AOF file: No space left on device")
+
+    monkeypatch.setattr(redis.Redis, "execute_command", refuse)
+    with pytest.raises(Outage, match="No space left") as refusal:
+        redis_client.set("key", "value")
+    monkeypatch.undo()
+    assert refusal.value.code == "redis_disk"
+
+
+def test_a_wrong_password_is_no_outage(redis_client, monkeypatch):
+    def refuse(*_, **__):
+        raise redis.AuthenticationError("invalid username-password pair")
+
+    monkeypatch.setattr(redis.Redis, "execute_command", refuse)
+    with pytest.raises(redis.AuthenticationError):
+        redis_client.ping()
+    monkeypatch.undo()
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EACCES])
