@@ -161,7 +161,8 @@ class PromptWorker:
         for _ in range(MAX_DRAWS):
             await self._outages.ride_out(partial(self._follower.wait_for, prompt.min_version, entry.id))
             sampled = await self._sampler.sample(prompt)
-            oldest = min(span.version for sample in sampled.group.samples for span in sample.versions)
+            spans = (span.version for sample in sampled.group.samples for span in sample.versions)
+            oldest = min(spans, default=prompt.min_version)
             if self._follower.serves(oldest, prompt.min_version, entry.id):
                 return sampled
             # It was started again in between, under older weights.
