@@ -361,7 +361,7 @@ class VllmEngine:
     async def _launch(self) -> AsyncLLM:
         self._launched = await self._launcher.launch()
         self._llm = llm = self._launched.llm
-        self._group, self._abandoned = None, []
+        self._group, self._abandoned, self._died = None, [], None
         await llm.update_weight_version(weight_label(self._initial))
         return llm
 
