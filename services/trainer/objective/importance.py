@@ -95,5 +95,7 @@ def importance_weights(
         case "token_truncate" | "sequence_truncate":
             weights = ratio.clamp(low, high)
         case "token_mask" | "sequence_mask":
-            weights = ratio.where((ratio >= low) & (ratio <= high), 0.0)
+            # A ratio that underflows to 0 looks like the weight of a dropped token: only the bounds tell them apart.
+            inside = (ratio >= low) & (ratio <= high)
+            return ratio.where(inside, 0.0), log_ratio.where(inside, -math.inf)
     return weights, log_ratio.where(weights == ratio, weights.log())

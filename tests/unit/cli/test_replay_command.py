@@ -130,7 +130,7 @@ def module(tmp_path, body: str) -> TrainerModule:
             "no such step (status 2",
         ),
         ("print('[rank0]: KeyError: 3\\n=====') ; raise SystemExit(1)", r"KeyError: 3 (status 1"),
-        ("raise SystemExit(3)", "it said nothing (status 3"),
+        ("raise SystemExit(5)", "it said nothing (status 5"),
         ("import time; print('waits', flush=True); time.sleep(60)", "the time is up"),
     ],
 )

@@ -87,6 +87,14 @@ def test_what_the_weights_drop_is_dropped_whatever_its_ratio(mode):
     assert gradient_of(outputs, given) == [0, -0.5]
 
 
+def test_a_token_below_the_bound_is_dropped_where_its_ratio_underflows():
+    """Importance ratio e^-150, and so 0 in float32; the policy's own ratio e^150 must not bring the token back."""
+    given = inputs([0.0, -1.0], [-150.0, -1.0], [0.0, -1.0], None, [0, 1], [-1.5, 1.0], [True, True])
+    correction = ImportanceCorrection("token_mask", clip_min=0.5)
+    outputs = compute_loss(given, Objective(find_algorithm("grpo"), correction, None))
+    assert gradient_of(outputs, given) == [0, -0.5]
+
+
 def test_metrics_are_of_the_true_ratio():
     given = inputs([-1.0, -1.0], [-101.0, -1.0], [-151.0, -1.0], [-151.0, -1.0], [0, 1], [1.0, 1.0], [True, True])
     outputs = compute_loss(given, Objective(find_algorithm("grpo"), ImportanceCorrection("token_mask"), KlPenalty()))
