@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.gpu_probes import MAX_LENGTH, PROBES, Device, Place, Skipped
-from services.common.audit_report import AuditReport
+from services.common.run_files.audit_report import AuditReport
 
 ROOT = Path(__file__).parents[1]
 QUICKSTART = "configs/quickstart.yaml"

@@ -12,7 +12,7 @@ import torch
 from trivet.v1 import sample_pb2
 
 from services.common.config import Config, parse_config
-from services.common.replay import CandidateSets, Replay
+from services.common.wire.replay_data import CandidateSets, Replay
 
 Device = Literal["cuda", "cpu"]
 Capture = Literal["native", "worker_extension"]
@@ -71,8 +71,8 @@ def torch_sees(place: Place) -> str:
 
 def trains(place: Place, stage: int, dtype: str) -> str:
     """One policy-gradient step with routing and candidates replayed, through DeepSpeed."""
-    from services.trainer.deepspeed_engine import open_engine
-    from services.trainer.packing import pack
+    from services.trainer.batch.packing import pack
+    from services.trainer.engine.deepspeed_engine import open_engine
 
     engine = open_engine(configuration(place, dtype, stage=stage))
     try:
@@ -92,8 +92,8 @@ def trains(place: Place, stage: int, dtype: str) -> str:
 
 def flash_equals_sdpa(place: Place, attention: Literal["varlen", "flash_attention_2"]) -> str:
     """Packed samples under a flash kernel against the same samples one by one under sdpa, forward and backward."""
-    from services.trainer.packing import pack
-    from services.trainer.policy import load_policy
+    from services.trainer.batch.packing import pack
+    from services.trainer.model.policy import load_policy
 
     if place.device == "cpu":
         raise Skipped("flash attention needs a GPU")
@@ -124,7 +124,7 @@ def flash_equals_sdpa(place: Place, attention: Literal["varlen", "flash_attentio
 
 def samples_with(place: Place, capture: Capture) -> str:
     """A start, candidates under top_k, an update in flight, and weights that a reload leaves as they were."""
-    from services.rollout.environment import set_defaults
+    from services.rollout.vllm_engine.environment import set_defaults
 
     if capture == "native" and place.device == "cpu":
         raise Skipped("vLLM captures natively on GPUs only")
@@ -139,8 +139,8 @@ def hands_over(place: Place, transfer: Literal["nccl", "ipc"]) -> str:
 
 
 async def _engine(place: Place, capture: Capture) -> str:
-    from services.common.weights import describe_weights
-    from services.rollout.vllm_engine import VllmEngine
+    from services.common.transport.weight_feed import describe_weights
+    from services.rollout.vllm_engine.engine import VllmEngine
 
     # Its start reloads the same weights and compares checksums: it fails where they differ.
     engine = VllmEngine(configuration(place, _dtype(place), rollout={"capture": capture, "engine": _vllm(place)}), 7)
@@ -211,7 +211,7 @@ def _vllm(place: Place) -> dict[str, Any]:
 
 
 def _samples(layers: int, experts: int, chosen: int) -> list[Any]:
-    from services.trainer.samples import TrainSample
+    from services.trainer.batch.samples import TrainSample
 
     random = np.random.default_rng(3)
     found = []

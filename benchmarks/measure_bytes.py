@@ -24,9 +24,9 @@ from jaxtyping import Int32, UInt
 from trivet.v1 import sample_pb2, step_pb2, tensor_pb2
 
 from benchmarks.sizing.architecture import MODELS, Architecture
-from services.common.codec import encode_tensor
-from services.common.replay import CandidateSets, Replay, encode_replay
-from services.common.step_record import recorded_steps
+from services.common.run_files.recorded_steps import recorded_steps
+from services.common.wire.replay_data import CandidateSets, Replay, encode_replay
+from services.common.wire.tensors import encode_tensor
 
 Array = np.ndarray[Any, Any]
 Choice = Literal["uniform", "popular", "token-bound"]
@@ -201,9 +201,9 @@ def write_checkpoint(model: str, stage: int, dtype: str, directory: Path) -> dic
     Loads DeepSpeed.
     """
     from services.common.config import parse_config
-    from services.trainer.deepspeed_engine import open_engine
-    from services.trainer.packing import pack
-    from services.trainer.samples import TrainSample
+    from services.trainer.batch.packing import pack
+    from services.trainer.batch.samples import TrainSample
+    from services.trainer.engine.deepspeed_engine import open_engine
 
     config = parse_config(
         {

@@ -21,15 +21,15 @@ def hands_over(place: Place, transfer: Transfer) -> str:
         raise Skipped(f"{transfer} goes from GPU to GPU")
     if transfer == "nccl" and torch.cuda.device_count() < 2:
         raise Skipped("NCCL needs a GPU of its own for each process, and here is one")
-    from services.rollout.environment import set_defaults
+    from services.rollout.vllm_engine.environment import set_defaults
 
     set_defaults()
     return asyncio.run(_hand_over(place, transfer))
 
 
 async def _hand_over(place: Place, transfer: Transfer) -> str:
-    from services.common.weights import describe_weights
-    from services.rollout.vllm_engine import VllmEngine
+    from services.common.transport.weight_feed import describe_weights
+    from services.rollout.vllm_engine.engine import VllmEngine
 
     config = configuration(
         place,
@@ -61,10 +61,10 @@ async def _hand_over(place: Place, transfer: Transfer) -> str:
 
 
 def _server(engine: Any, transfer: Transfer) -> Any:
-    from services.common.server import ServiceServer
-    from services.rollout.follower import WeightFollower
-    from services.rollout.sampler import GroupSampler
+    from services.common.serving.server import ServiceServer
+    from services.rollout.groups.sampler import GroupSampler
     from services.rollout.service import GRPC_NAME, RolloutServicer
+    from services.rollout.weights.follower import WeightFollower
 
     nothing: Any = SimpleNamespace(latest=lambda: None, paused=False)
     servicer = RolloutServicer(
@@ -84,12 +84,12 @@ def _server(engine: Any, transfer: Transfer) -> Any:
 
 def _sender(place: Place, config: Any, engine: Any, port: int) -> tuple[Any, Any]:
     """From the last GPU: with one, the rollout's own."""
-    from services.rollout.presence import Presence
-    from services.trainer.pretrained import read_model
-    from services.trainer.weight_channels import device_uuid, ipc_channel, nccl_channel
-    from services.trainer.weight_setup import why_unsuitable
-    from services.trainer.weight_source import WeightSource
-    from services.trainer.weight_transfer import WeightTransfer
+    from services.rollout.weights.registration import Presence
+    from services.trainer.export.tensors import WeightSource
+    from services.trainer.model.load import read_model
+    from services.trainer.weights.channels import device_uuid, ipc_channel, nccl_channel
+    from services.trainer.weights.setup import why_unsuitable
+    from services.trainer.weights.transfer import WeightTransfer
 
     transfer = config.weights.transfer
     device = torch.device("cuda", torch.cuda.device_count() - 1 if transfer == "nccl" else 0)

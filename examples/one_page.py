@@ -36,16 +36,16 @@ from examples.quickstart.task import Problem, read_jsonl
 from examples.quickstart.tokenizer import build_tokenizer, chat_prompts
 from examples.quickstart.warmup import WarmupSettings
 from services.common.config import Config, parse_config
-from services.common.replay import Replay
-from services.common.weights import describe_weights
-from services.rollout.engine import Engine, EngineSample
-from services.rollout.environment import set_defaults
+from services.common.transport.weight_feed import describe_weights
+from services.common.wire.replay_data import Replay
+from services.rollout.engine.protocol import Engine, EngineSample
+from services.rollout.vllm_engine.environment import set_defaults
+from services.trainer.batch.packing import PackedBatch, pack
+from services.trainer.batch.samples import TrainSample
+from services.trainer.model.policy import Policy, load_policy
 from services.trainer.objective.advantages import group_relative
 from services.trainer.objective.off_policy_mask import keep_sequences, sequence_divergence
 from services.trainer.objective.segments import segment_mean
-from services.trainer.packing import PackedBatch, pack
-from services.trainer.policy import Policy, load_policy
-from services.trainer.samples import TrainSample
 
 GROUPS, GROUP_SIZE = 32, 8  # prompts per step, samples per prompt
 ROW = 16  # samples that go through the model side by side
@@ -240,7 +240,7 @@ def main() -> None:
         build(options.model, options.seed, WarmupSettings(), console=console)
     set_defaults()
     # Only now: vLLM reads the environment as it is imported.
-    from services.rollout.vllm_engine import VllmEngine
+    from services.rollout.vllm_engine.engine import VllmEngine
 
     asyncio.run(run(VllmEngine(engine_config(options.model), options.seed), options.model, options.steps, options.seed))
 

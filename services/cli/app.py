@@ -1,11 +1,11 @@
 import typer
 
-from services.cli.audit import audit
+from services.cli.audit.command import audit
 from services.cli.check import check
-from services.cli.compare import compare
-from services.cli.replay import replay
-from services.cli.up import up
-from services.common.signals import tell_stacks
+from services.cli.compare.command import compare
+from services.cli.rerun.command import replay
+from services.cli.up.command import up
+from services.common.serving.signals import tell_stacks
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.command()(check)

@@ -14,11 +14,11 @@ from pathlib import Path
 import typer
 from rich.console import Console
 
-from services.cli.start import ConfigFile, Overrides, all_overrides, load, plain_console, say
-from services.common.check_report import CheckReport
+from services.cli.shared.start import ConfigFile, Overrides, all_overrides, load, plain_console, say
 from services.common.config import Config
 from services.common.exit_codes import CONFIGURATION
-from services.common.lineage import without_addresses
+from services.common.run_files.check_report import CheckReport
+from services.common.run_files.lineage import without_addresses
 
 TIMEOUT_SECONDS = 180.0
 

@@ -13,19 +13,19 @@ from trivet.v1 import reward_pb2, reward_pb2_grpc
 from services.common.config import Config, ConfigError
 from services.common.errors import TrivetError, one_sentence
 from services.common.exit_codes import CONFIGURATION, FAILED, FINISHED
-from services.common.exposition import EXPOSITION
 from services.common.logs import configure_logs, get_logger
-from services.common.outages import Outages
-from services.common.redis_client import connect
-from services.common.server import ServiceServer
-from services.common.service_main import parse_service_arguments, report_end, starting
-from services.common.streams import RunStreams
-from services.reward.containment import Containment, protect_service
-from services.reward.pool import ScorerPool
+from services.common.serving.arguments import parse_service_arguments, report_end, starting
+from services.common.serving.exposition import EXPOSITION
+from services.common.serving.server import ServiceServer
+from services.common.transport.client import connect
+from services.common.transport.outages import Outages
+from services.common.transport.streams import RunStreams
+from services.reward.consumer import RewardWorker
+from services.reward.isolation.containment import Containment, protect_service
+from services.reward.isolation.pool import ScorerPool
 from services.reward.score import GroupScorer
 from services.reward.service import RewardServicer
 from services.reward.stats import RewardStats
-from services.reward.worker import RewardWorker
 
 STOP_SECONDS = 4.5
 log = get_logger(__name__)

@@ -12,15 +12,15 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from services.common.check_report import CheckReport
 from services.common.config import Config, RewardConfig, ScorerConfig, SourceConfig, load_config
+from services.common.data.rows import Row, metadata, read_rows
 from services.common.errors import InvalidData, TrivetError
-from services.common.rows import Row, metadata, read_rows
-from services.common.service_main import leave
-from services.reward.containment import Containment, find_user
-from services.reward.pool import ScorerPool
+from services.common.run_files.check_report import CheckReport
+from services.common.serving.arguments import leave
+from services.reward.isolation.containment import Containment, find_user
+from services.reward.isolation.pool import ScorerPool
 from services.reward.scorers import BUILT_IN, load_scorer
-from services.reward.types import Scorer, ScorerFailure
+from services.reward.scorers.types import Scorer, ScorerFailure
 
 ROWS = 1_000
 # For one scorer on one source.

@@ -11,9 +11,9 @@ from services.common.config import RewardConfig
 from services.common.errors import InvalidData, entrys_fault
 from services.reward import metrics
 from services.reward.cache import ScoreCache, cache_key
-from services.reward.pool import ScorerPool
+from services.reward.isolation.pool import ScorerPool
+from services.reward.scorers.types import ScorerFailure
 from services.reward.stats import RewardStats
-from services.reward.types import ScorerFailure
 from services.reward.validate import check_group
 
 RETRY_SECONDS = 0.1

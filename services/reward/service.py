@@ -4,7 +4,7 @@ import grpc
 from trivet.v1 import reward_pb2, reward_pb2_grpc, sample_pb2
 
 from services.common.errors import InvalidData, TrivetError, Unavailable
-from services.common.text import readable
+from services.common.wire.text import readable
 from services.reward.score import GroupScorer
 from services.reward.stats import RewardStats
 

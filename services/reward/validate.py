@@ -5,9 +5,9 @@ from typing import NoReturn
 
 from trivet.v1 import sample_pb2
 
+from services.common.data.rows import MAX_TEXT_BYTES
 from services.common.errors import InvalidData
-from services.common.rows import MAX_TEXT_BYTES
-from services.common.samples import check_logprobs
+from services.common.wire.samples import check_logprobs
 
 
 def check_group(group: sample_pb2.Group) -> None:

@@ -13,28 +13,28 @@ import grpc
 from redis.exceptions import RedisError
 from trivet.v1 import rollout_pb2_grpc
 
-from services.common.blobs import open_blobs
 from services.common.config import Config, ConfigError
+from services.common.data.model_path import check_model_path
 from services.common.errors import TrivetError, one_sentence
 from services.common.exit_codes import CONFIGURATION, FAILED, FINISHED
-from services.common.exposition import EXPOSITION
-from services.common.lineage import code_version, config_version
 from services.common.logs import configure_logs, get_logger
-from services.common.model_path import check_model_path
-from services.common.outages import Outages
-from services.common.redis_client import connect
-from services.common.rollouts import RolloutRegistry
-from services.common.server import ServiceServer
-from services.common.service_main import parse_service_arguments, report_end, starting
-from services.common.streams import RunStreams
-from services.common.weights import WeightFeed
-from services.rollout.engine import Engine
-from services.rollout.environment import set_defaults
-from services.rollout.follower import WeightFollower
-from services.rollout.presence import Presence, reachable_address
-from services.rollout.sampler import GroupSampler
+from services.common.run_files.lineage import code_version, config_version
+from services.common.serving.arguments import parse_service_arguments, report_end, starting
+from services.common.serving.exposition import EXPOSITION
+from services.common.serving.server import ServiceServer
+from services.common.transport.blobs import open_blobs
+from services.common.transport.client import connect
+from services.common.transport.outages import Outages
+from services.common.transport.rollout_registry import RolloutRegistry
+from services.common.transport.streams import RunStreams
+from services.common.transport.weight_feed import WeightFeed
+from services.rollout.engine.protocol import Engine
+from services.rollout.groups.consumer import PromptWorker
+from services.rollout.groups.sampler import GroupSampler
 from services.rollout.service import GRPC_NAME, RolloutServicer
-from services.rollout.worker import PromptWorker
+from services.rollout.vllm_engine.environment import set_defaults
+from services.rollout.weights.follower import WeightFollower
+from services.rollout.weights.registration import Presence, reachable_address
 
 # With the shutdown of engine and servers after it, a stop stays within 5 seconds.
 GRACE_SECONDS = 1.5
@@ -54,7 +54,7 @@ def main() -> int:
         client.ping()
         set_defaults()
         # Only now: vllm reads the environment as it is imported.
-        from services.rollout.vllm_engine import VllmEngine
+        from services.rollout.vllm_engine.engine import VllmEngine
 
         # Rollouts of one run must not draw the same samples.
         engine = VllmEngine(config, seed=zlib.crc32(f"{config.run.seed}/{rollout_id}".encode()) >> 1)

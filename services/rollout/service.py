@@ -8,13 +8,13 @@ import grpc
 from trivet.v1 import rollout_pb2, rollout_pb2_grpc
 
 from services.common.errors import InvalidData, Unavailable
-from services.rollout import metrics
-from services.rollout.delivery import Delivery
-from services.rollout.engine import LoadFailed
-from services.rollout.follower import WeightFollower
-from services.rollout.sampler import GroupSampler
-from services.rollout.update import check_join
-from services.rollout.worker import PromptWorker
+from services.rollout.engine import metrics
+from services.rollout.engine.delivery import Delivery
+from services.rollout.engine.protocol import LoadFailed
+from services.rollout.groups.consumer import PromptWorker
+from services.rollout.groups.sampler import GroupSampler
+from services.rollout.vllm_engine.weight_update import check_join
+from services.rollout.weights.follower import WeightFollower
 
 GRPC_NAME = "trivet.v1.RolloutService"
 MAX_LOADS = 8

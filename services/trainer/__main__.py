@@ -10,35 +10,35 @@ from trivet.v1 import trainer_pb2, trainer_pb2_grpc
 from services.common.config import Config, ConfigError
 from services.common.errors import GaveUp, TrivetError, one_sentence
 from services.common.exit_codes import CONFIGURATION, FAILED, FINISHED, GAVE_UP, STOPPED
-from services.common.exposition import EXPOSITION
 from services.common.logs import configure_logs, get_logger
-from services.common.outages import Outages
-from services.common.records import Records
-from services.common.redis_client import connect
-from services.common.server import BackgroundServer, ServiceServer
-from services.common.service_main import leave, parse_service_arguments, report_end, starting
-from services.common.signals import die_with_parent, on_signals
-from services.trainer.checkpoint import Checkpoints
-from services.trainer.conductor import Conductor
-from services.trainer.configured import configured_algorithm
-from services.trainer.data import PromptData, load_prompts
-from services.trainer.engine import TrainEngine
-from services.trainer.groups import training_samples
-from services.trainer.intake import Arrival
-from services.trainer.lease import Lease
+from services.common.run_files.run_log import Records
+from services.common.serving.arguments import leave, parse_service_arguments, report_end, starting
+from services.common.serving.exposition import EXPOSITION
+from services.common.serving.server import BackgroundServer, ServiceServer
+from services.common.serving.signals import die_with_parent, on_signals
+from services.common.transport.client import connect
+from services.common.transport.outages import Outages
+from services.trainer.batch.groups import training_samples
+from services.trainer.checkpoint.directory import Checkpoints
+from services.trainer.data.model_files import check_model, model_paths, open_tokenizer, unstopped_turn
+from services.trainer.data.preferences import PreferenceData, load_preferences
+from services.trainer.data.prompts import PromptData, load_prompts
+from services.trainer.engine.protocol import TrainEngine
 from services.trainer.loop import Lead, Machinery, TrainingLoop
-from services.trainer.model_files import check_model, model_paths, open_tokenizer, unstopped_turn
-from services.trainer.observation import observe_start
-from services.trainer.pair_feed import PairFeed
-from services.trainer.preference_data import PreferenceData, load_preferences
-from services.trainer.pretrained import weights_fingerprint
-from services.trainer.publication import Publisher, Release
-from services.trainer.recording import Recorder
-from services.trainer.reference import open_reference
+from services.trainer.model.load import weights_fingerprint
+from services.trainer.recording.recorder import Recorder
 from services.trainer.service import TrainerServicer
-from services.trainer.status import Controls, Status
-from services.trainer.updaters import open_updater
-from services.trainer.weight_setup import open_source, open_transfer
+from services.trainer.steps.intake import Arrival
+from services.trainer.steps.lease import Lease
+from services.trainer.steps.observe import observe_start
+from services.trainer.steps.orchestrator import Conductor
+from services.trainer.steps.pair_feed import PairFeed
+from services.trainer.steps.status import Controls, Status
+from services.trainer.update.algorithm import configured_algorithm
+from services.trainer.update.open import open_updater
+from services.trainer.update.reference import open_reference
+from services.trainer.weights.publish import Publisher, Release
+from services.trainer.weights.setup import open_source, open_transfer
 
 log = get_logger(__name__)
 
@@ -66,7 +66,7 @@ def main() -> None:
 
 
 def _run(config: Config) -> bool:
-    from services.trainer.deepspeed_engine import open_engine
+    from services.trainer.engine.deepspeed_engine import open_engine
 
     controls = Controls()
     _obey_signals(controls)

@@ -8,14 +8,14 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from services.common.check_report import CheckReport
 from services.common.config import Config, load_config
 from services.common.errors import InvalidData, TrivetError
-from services.common.service_main import leave
-from services.trainer.configured import configured_algorithm
-from services.trainer.data import load_prompts
-from services.trainer.model_files import check_model, model_paths, open_tokenizer, unstopped_turn
-from services.trainer.preference_data import load_preferences
+from services.common.run_files.check_report import CheckReport
+from services.common.serving.arguments import leave
+from services.trainer.data.model_files import check_model, model_paths, open_tokenizer, unstopped_turn
+from services.trainer.data.preferences import load_preferences
+from services.trainer.data.prompts import load_prompts
+from services.trainer.update.algorithm import configured_algorithm
 
 ROWS = 10_000
 

@@ -10,14 +10,14 @@ from trivet.v1 import step_pb2, trainer_pb2
 
 from services.common.config import Config
 from services.common.errors import GaveUp, InvalidData
-from services.common.held_out import Score
-from services.common.lineage import config_version, evaluation_version
 from services.common.logs import get_logger
-from services.common.records import Records
-from services.common.service_main import starting
-from services.trainer import metrics, observation
-from services.trainer.batch import batch_samples
-from services.trainer.checkpoint import (
+from services.common.run_files.held_out import Score
+from services.common.run_files.lineage import config_version, evaluation_version
+from services.common.run_files.run_log import Records
+from services.common.serving.arguments import starting
+from services.trainer.batch.groups import batch_samples
+from services.trainer.checkpoint.checksums import sum_files
+from services.trainer.checkpoint.directory import (
     ENGINE_DIRECTORY,
     POLICY_DIRECTORY,
     Checkpoints,
@@ -26,20 +26,21 @@ from services.trainer.checkpoint import (
     check_resumable,
     size_bytes,
 )
-from services.trainer.checksums import sum_files
-from services.trainer.collapse import CollapseGuard, where_to_go_on
-from services.trainer.engine import TrainEngine
-from services.trainer.learning_signal import LearningSignal
-from services.trainer.lease import Lease
-from services.trainer.preference_update import PreferenceUpdater
-from services.trainer.publication import Publication, Release
-from services.trainer.recording import Recorder
-from services.trainer.resume import take_up
-from services.trainer.soundness import Soundness
-from services.trainer.step_source import StepSource
-from services.trainer.summary import summarize
-from services.trainer.update import Updater
-from services.trainer.weight_source import WeightSource
+from services.trainer.checkpoint.resume import take_up
+from services.trainer.engine.protocol import TrainEngine
+from services.trainer.export.tensors import WeightSource
+from services.trainer.metrics import counters
+from services.trainer.metrics.summary import summarize
+from services.trainer.recording.recorder import Recorder
+from services.trainer.steps import observe
+from services.trainer.steps.collapse import CollapseGuard, where_to_go_on
+from services.trainer.steps.lease import Lease
+from services.trainer.steps.source import StepSource
+from services.trainer.update.learning_signal import LearningSignal
+from services.trainer.update.policy_update import Updater
+from services.trainer.update.preference_update import PreferenceUpdater
+from services.trainer.update.soundness import Soundness
+from services.trainer.weights.publish import Publication, Release
 
 log = get_logger(__name__)
 
@@ -145,7 +146,7 @@ class TrainingLoop:
         source.status.step = source.status.checkpoint_step = self._step
         if saved is not None:
             source.restore(saved.state)
-            observation.observe_checkpoint(checkpoint_message(saved))
+            observe.observe_checkpoint(checkpoint_message(saved))
 
     def _check_resumable(self, saved: SavedCheckpoint) -> None:
         data = self._lead.source.data_version if self._lead else saved.state.data
@@ -175,7 +176,7 @@ class TrainingLoop:
         structlog.contextvars.bind_contextvars(step=self._step + 1)
         with self._recorded(order), self._phase("train"):
             samples = batch_samples(order, self._config, self._engine.facts)
-            observation.observe_samples(samples)
+            observe.observe_samples(samples)
             self._values = self._updater.train(samples)
         self._step += 1
         if self._lead is not None:
@@ -196,7 +197,7 @@ class TrainingLoop:
     def _publish(self, *, durable: bool = False) -> None:
         self._check_lease()
         if self._config.data.preferences is None:
-            with self._phase("publish"), metrics.PUBLISH_SECONDS.time():
+            with self._phase("publish"), counters.PUBLISH_SECONDS.time():
                 last = self._step == self._config.trainer.steps
                 durable = durable or last or self._due(self._config.trainer.checkpoint_every)
                 self._publication.publish(self._step, durable=durable)
@@ -214,7 +215,7 @@ class TrainingLoop:
         self._phases = {}
         status = self._lead.source.status
         status.metrics, status.step = values, self._step
-        observation.observe_step(self._step, len(order.groups), values)
+        observe.observe_step(self._step, len(order.groups), values)
         self._lead.records.add_step(
             {
                 "step": self._step,
@@ -231,7 +232,7 @@ class TrainingLoop:
         log.info("step", loss=values["loss"], reward=values.get("reward_mean"))
 
     def _save(self) -> None:
-        with self._phase("checkpoint"), metrics.CHECKPOINT_SECONDS.time():
+        with self._phase("checkpoint"), counters.CHECKPOINT_SECONDS.time():
             if self._lead is not None:
                 self._checkpoints.begin(self._step)
             self._engine.barrier()
@@ -263,7 +264,7 @@ class TrainingLoop:
             self._keep_best(self._guard.best)
         source.status.checkpoint_step = self._step
         message = checkpoint_message(saved)
-        observation.observe_checkpoint(message)
+        observe.observe_checkpoint(message)
         source.controls.answer_saves(message)
         log.info("checkpoint", path=str(saved.path))
 
@@ -278,7 +279,7 @@ class TrainingLoop:
         if self._lead is None:
             return
         self._lead.source.status.evaluation = values
-        observation.observe_evaluation(values)
+        observe.observe_evaluation(values)
         asks = evaluation_version(self._config)
         self._lead.records.add_evaluation({"step": self._step, "time": time.time(), "asks": asks, "metrics": values})
         log.info("evaluation", **values)
@@ -298,7 +299,7 @@ class TrainingLoop:
     def _keep_best(self, best: Score) -> bool:
         kept = self._checkpoints.keep_best(best)
         if kept:
-            metrics.BEST_CHECKPOINT_STEP.set(best.step)
+            counters.BEST_CHECKPOINT_STEP.set(best.step)
         return kept
 
     def _held_out(self) -> dict[str, float] | None:
@@ -319,7 +320,7 @@ class TrainingLoop:
         started = time.perf_counter()
         yield
         seconds = time.perf_counter() - started
-        metrics.PHASE_SECONDS.labels(name).observe(seconds)
+        counters.PHASE_SECONDS.labels(name).observe(seconds)
         self._phases[name] = self._phases.get(name, 0.0) + seconds
 
 

@@ -4,9 +4,9 @@ from typing import Any
 import grpc
 from trivet.v1 import trainer_pb2, trainer_pb2_grpc
 
-from services.trainer.checkpoint import Checkpoints
+from services.trainer.checkpoint.directory import Checkpoints
 from services.trainer.loop import checkpoint_message
-from services.trainer.status import Controls, Status
+from services.trainer.steps.status import Controls, Status
 
 SAVE_TIMEOUT_SECONDS = 600.0
 MAX_WAITING = 256

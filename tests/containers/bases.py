@@ -8,7 +8,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from engine import Engine, program
+from tests.containers.engine import Engine, program
 
 MAKE_SECONDS = 600
 PACKAGES = (

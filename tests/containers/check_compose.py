@@ -5,7 +5,8 @@ import os
 import signal
 
 import pytest
-from deployment import ROOT, RUN, SERVICES, Deployment
+
+from tests.containers.deployment import ROOT, RUN, SERVICES, Deployment
 
 pytestmark = pytest.mark.timeout(900)
 

@@ -3,11 +3,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from bases import make_bases
-from deployment import Deployment, deployed
-from engine import Engine
 
-from services.cli.processes import free_port
+from services.cli.shared.processes import free_port
+from tests.containers.bases import make_bases
+from tests.containers.deployment import Deployment, deployed
+from tests.containers.engine import Engine
 
 
 @pytest.fixture(scope="session")

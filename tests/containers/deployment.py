@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from engine import Engine, program
+from tests.containers.engine import Engine, program
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN = "quickstart"

@@ -2,7 +2,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from leftovers import Leftovers
+
+from tests.support.leftovers import Leftovers
 
 
 @pytest.fixture(scope="session")

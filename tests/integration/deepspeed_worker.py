@@ -17,17 +17,15 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "trainer"))
-from model_families import make_samples
-
 from services.common.config import Config, parse_config
 from services.common.errors import InvalidData
-from services.trainer import zero_state
-from services.trainer.deepspeed_engine import DeepSpeedEngine, open_engine
-from services.trainer.engine import PolicyOutput, StepResult
-from services.trainer.packing import PackedBatch, pack, plan_microbatches
-from services.trainer.samples import TrainSample
-from services.trainer.update import Updater
+from services.trainer.batch.packing import PackedBatch, pack, plan_microbatches
+from services.trainer.batch.samples import TrainSample
+from services.trainer.engine import zero_state
+from services.trainer.engine.deepspeed_engine import DeepSpeedEngine, open_engine
+from services.trainer.engine.protocol import PolicyOutput, StepResult
+from services.trainer.update.policy_update import Updater
+from tests.support.model_families import make_samples
 
 LENGTHS = [(4, 5), (1, 3), (6, 2), (2, 7), (3, 3)]
 TOKEN_BUDGET = 12

@@ -12,14 +12,12 @@ import torch
 
 from services.common.config import Config, ReferenceConfig, parse_config
 from services.common.errors import InvalidData
-from services.trainer import deepspeed_engine
-from services.trainer.packing import pack
-from services.trainer.policy import Policy, load_policy
-from services.trainer.reference import Reference, load_reference
-from services.trainer.zero_sharding import ZeroSharding
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "trainer"))
-from model_families import make_samples
+from services.trainer.batch.packing import pack
+from services.trainer.engine import deepspeed_engine
+from services.trainer.engine.zero_sharding import ZeroSharding
+from services.trainer.model.policy import Policy, load_policy
+from services.trainer.update.reference import Reference, load_reference
+from tests.support.model_families import make_samples
 
 
 def configuration(model: Path, dtype: str) -> Config:

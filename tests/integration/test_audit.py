@@ -13,9 +13,9 @@ import yaml
 from safetensors.numpy import load_file, save_file
 from trivet.v1 import rollout_pb2, rollout_pb2_grpc
 
-from services.cli.audit_processes import own_rollout, read_report
+from services.cli.audit.processes import own_rollout, read_report
 from services.common.config import load_config
-from services.common.weights import describe_weights
+from services.common.transport.weight_feed import describe_weights
 
 QUICKSTART = Path(__file__).parents[2] / "configs" / "quickstart.yaml"
 TOKEN = "a-token-of-sixteen-or-more"

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import yaml
 from prometheus_client import CollectorRegistry, start_http_server
-from prometheus_server import PrometheusServer
-from running_system import System
 
-from services.common.exposition import RunLabel
-from services.common.gpu_metrics import GpuCollector, GpuReading
-from services.trainer.step_metrics import EVALUATION_GAUGES, STEP_GAUGES, StepGauge, ValueCollector
+from services.common.serving.exposition import RunLabel
+from services.common.serving.gpu_metrics import GpuCollector, GpuReading
+from services.trainer.metrics.step_gauges import EVALUATION_GAUGES, STEP_GAUGES, StepGauge, ValueCollector
+from tests.support.prometheus_server import PrometheusServer
+from tests.support.running_system import System
 
 ROOT = Path(__file__).parents[2]
 VARIABLES = {"$run": "system", "$instance": ".*", "$__rate_interval": "20s"}

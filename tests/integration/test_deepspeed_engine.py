@@ -11,16 +11,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "trainer"))
-import deepspeed_worker as worker
-from model_families import make_model
-from plain_engine import PlainEngine
 from transformers import AutoModelForCausalLM
 
-from services.trainer.packing import pack
-from services.trainer.policy import load_policy
-from services.trainer.update import Updater
+from services.trainer.batch.packing import pack
+from services.trainer.model.policy import load_policy
+from services.trainer.update.policy_update import Updater
+from tests.integration import deepspeed_worker as worker
+from tests.support.model_families import make_model
+from tests.support.plain_engine import PlainEngine
 
 # The first test waits for all three runs of the worker.
 pytestmark = pytest.mark.timeout(600)

@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 
-from leftovers import Leftovers
+from tests.support.leftovers import Leftovers
 
 # Ends at once, and leaves behind a process in a session of its own whose command names a test's directory.
 LEAVING = """

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from services.common.compare_report import CompareReport
-from services.common.replay_report import ReplayReport
-from services.common.step_record import recorded_steps
+from services.common.run_files.compare_report import CompareReport
+from services.common.run_files.recorded_steps import recorded_steps
+from services.common.run_files.rerun_report import ReplayReport
 
 STEPS = 3
 QUICKSTART = Path(__file__).parents[2] / "configs" / "quickstart.yaml"

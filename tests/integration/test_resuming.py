@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from running_system import System
+
+from tests.support.running_system import System
 
 QUICKSTART = Path(__file__).parents[2] / "configs" / "quickstart.yaml"
 STEPS, GROUPS, THEN = 8, 8, 4

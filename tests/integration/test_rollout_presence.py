@@ -10,11 +10,11 @@ from pathlib import Path
 
 import grpc
 import pytest
-from test_vllm_engine import configuration, make_model
 from trivet.v1 import rollout_pb2, rollout_pb2_grpc
 
 from services.common.config import RedisConfig, WeightsConfig
-from services.common.rollouts import RolloutRegistry
+from services.common.transport.rollout_registry import RolloutRegistry
+from tests.support.vllm_models import configuration, make_model
 
 pytestmark = pytest.mark.timeout(200)
 

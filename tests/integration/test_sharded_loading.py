@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "trainer"))
-from model_families import make_model
+from tests.support.model_families import make_model
 
 pytestmark = pytest.mark.timeout(300)
 

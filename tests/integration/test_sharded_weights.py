@@ -11,8 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "trainer"))
-from model_families import make_model
+from tests.support.model_families import make_model
 
 pytestmark = pytest.mark.timeout(300)
 

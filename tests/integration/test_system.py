@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from running_system import System
 
-from services.common.dead_letters import DeadLetters
-from services.trainer.checkpoint import Checkpoints
+from services.common.transport.dead_letters import DeadLetters
+from services.trainer.checkpoint.directory import Checkpoints
+from tests.support.running_system import System
 
 STEPS, GROUPS, SIZE = 16, 4, 4
 QUICKSTART = Path(__file__).parents[2] / "configs" / "quickstart.yaml"

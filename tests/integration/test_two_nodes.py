@@ -17,11 +17,9 @@ from typing import Any
 import pytest
 import yaml
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "deploy"))
-import chart_engine as chart
-
-from services.common.records import Records
-from services.trainer.checkpoint import Checkpoints
+from services.common.run_files.run_log import Records
+from services.trainer.checkpoint.directory import Checkpoints
+from tests.support import chart_engine as chart
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from services.common.records import Records
-from services.trainer.checkpoint import Checkpoints
+from services.common.run_files.run_log import Records
+from services.trainer.checkpoint.directory import Checkpoints
 
 STEPS = 4
 QUICKSTART = Path(__file__).parents[2] / "configs" / "quickstart.yaml"

@@ -10,65 +10,32 @@ import pytest
 import pytest_asyncio
 import torch
 from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3MoeConfig, Qwen3MoeForCausalLM, set_seed
+from transformers import Qwen3MoeForCausalLM
 from trivet.v1 import sample_pb2
 
-from services.common.config import parse_config
-from services.common.weights import describe_weights
-from services.rollout.engine import EngineFailed, LoadFailed
-from services.rollout.environment import set_defaults
+from services.common.transport.weight_feed import describe_weights
+from services.rollout.engine.protocol import EngineFailed, LoadFailed
+from services.rollout.vllm_engine.environment import set_defaults
+from tests.support.vllm_models import (
+    LAYERS,
+    LONG,
+    PROMPT,
+    TOP,
+    TOP_K,
+    VOCABULARY,
+    begun,
+    configuration,
+    ids,
+    is_version,
+    make_model,
+)
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
 
-VOCABULARY, LAYERS, EXPERTS, TOP = 264, 2, 8, 2
-PROMPT = [3, 40, 41, 42, 43, 44, 45, 46, 4]
 PLAIN = sample_pb2.SamplingParameters(temperature=1.0, top_p=1.0, max_tokens=24)
-TOP_K = sample_pb2.SamplingParameters(temperature=0.7, top_k=20, top_p=1.0, max_tokens=24)
 TOP_KP = sample_pb2.SamplingParameters(temperature=0.9, top_k=20, top_p=0.8, max_tokens=24)
 WARM = sample_pb2.SamplingParameters(temperature=0.7, top_p=1.0, max_tokens=24)
 TOP_P = sample_pb2.SamplingParameters(temperature=1.0, top_p=0.7, max_tokens=24)
-LONG = sample_pb2.SamplingParameters(temperature=1.0, top_k=20, top_p=0.95, max_tokens=500)
-
-
-def make_tokenizer():
-    special = [f"<|{name}|>" for name in ("pad", "end", "system", "user", "assistant", "a", "b", "c")]
-    vocabulary = {token: i for i, token in enumerate([*special, *sorted(pre_tokenizers.ByteLevel.alphabet())])}
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(special)
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|end|>", pad_token="<|pad|>")
-
-
-def make_model(path, seed):
-    tokenizer = make_tokenizer()
-    assert len(tokenizer) == VOCABULARY
-    set_seed(seed)
-    model = Qwen3MoeForCausalLM(
-        Qwen3MoeConfig(
-            vocab_size=VOCABULARY,
-            hidden_size=64,
-            num_hidden_layers=LAYERS,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            head_dim=32,
-            num_experts=EXPERTS,
-            num_experts_per_tok=TOP,
-            moe_intermediate_size=64,
-            intermediate_size=64,
-            norm_topk_prob=True,
-            tie_word_embeddings=True,
-            max_position_embeddings=2048,
-            initializer_range=0.1,
-            eos_token_id=1,
-            pad_token_id=0,
-        )
-    )
-    model.generation_config = GenerationConfig(eos_token_id=1, pad_token_id=0)
-    model.save_pretrained(path)
-    tokenizer.save_pretrained(path)
-    return path
 
 
 @functools.cache
@@ -132,24 +99,10 @@ def paths(tmp_path_factory):
     return {seed: make_model(root / f"model-{seed}", seed) for seed in (1, 2, 3)}
 
 
-def configuration(path, mode="processed_logprobs", *, engine=None, **sampling):
-    return parse_config(
-        {
-            "run": {"name": "test"},
-            "model": {"path": str(path), "dtype": "float32", "max_length": 2048},
-            "data": {"train": {"kind": "jsonl", "path": "unused.jsonl"}},
-            "sampling": sampling,
-            "reward": {"scorers": [{"name": "exact_match"}]},
-            "rollout": {"logprobs_mode": mode, "engine": engine or {}},
-            "trainer": {"device": "cpu"},
-        }
-    )
-
-
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def engine(paths):
     set_defaults()
-    from services.rollout.vllm_engine import VllmEngine
+    from services.rollout.vllm_engine.engine import VllmEngine
 
     engine = VllmEngine(configuration(paths[1], top_k=20), seed=7)
     await engine.launch()
@@ -161,21 +114,6 @@ async def engine(paths):
 async def base_weights(engine, paths):
     """Every test starts from version 0."""
     await engine.load_weights(describe_weights(paths[1], 0))
-
-
-def ids(count, name="s"):
-    return [f"{name}/{i}" for i in range(count)]
-
-
-async def begun(engine, count):
-    """Returns once `count` recorded requests have been through a step."""
-    async with asyncio.timeout(60):
-        while await engine._llm.collective_rpc("trivet_held") != [count]:  # noqa: ASYNC110
-            await asyncio.sleep(0)
-
-
-def is_version(sample, version):
-    return [(span.version, span.start, span.end) for span in sample.spans] == [(version, 0, len(sample.token_ids))]
 
 
 @pytest.mark.parametrize("sampling", [PLAIN, TOP_K, TOP_KP, TOP_P], ids=["plain", "top_k", "top_k_p", "top_p"])
@@ -250,7 +188,7 @@ async def test_a_seed_is_refused_where_a_prompt_may_be_prefilled_in_parts(engine
 
 
 async def test_a_seed_gives_the_same_samples_again(paths):
-    from services.rollout.vllm_engine import VllmEngine
+    from services.rollout.vllm_engine.engine import VllmEngine
 
     # Each prompt fills most of a step: in parts, the second would end the engine.
     long = [10 + i % 40 for i in range(1500)]
@@ -373,7 +311,7 @@ async def test_a_read_error_keeps_the_old_version_and_the_engine(engine, paths, 
         raise OSError(errno.EIO, "Input/output error", str(path))
 
     with monkeypatch.context() as patch:
-        patch.setattr("services.common.weights._checksum", fail)
+        patch.setattr("services.common.transport.weight_feed._checksum", fail)
         with pytest.raises(LoadFailed, match="Input/output error") as failure:
             await engine.load_weights(weights)
     assert failure.value.code == "weights_unreadable"
@@ -427,7 +365,7 @@ async def test_a_load_that_breaks_the_engine_restarts_it(engine, paths, tmp_path
     ids=["raw_logits", "raw_logprobs", "processed_logits"],
 )
 async def test_whatever_vllm_reports_becomes_the_log_prob_as_sampled(paths, mode, sampling):
-    from services.rollout.vllm_engine import VllmEngine
+    from services.rollout.vllm_engine.engine import VllmEngine
 
     other = VllmEngine(configuration(paths[1], mode, top_k=sampling.top_k, top_p=sampling.top_p), seed=7)
     await other.launch()

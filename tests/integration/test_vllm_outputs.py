@@ -4,8 +4,8 @@ import numpy as np
 from vllm.logprobs import FlatLogprobs
 from vllm.outputs import CompletionOutput, SamplingMask, WeightVersionSpan
 
-from services.rollout.outputs import native_replay, sample_from
-from services.rollout.reported import Reported
+from services.rollout.vllm_engine.outputs import native_replay, sample_from
+from services.rollout.vllm_engine.reported import Reported
 
 
 class Tokenizer:

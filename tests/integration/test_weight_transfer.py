@@ -3,23 +3,23 @@
 import asyncio
 import contextlib
 
-import cpu_transfer
 import grpc
 import pytest
 import torch
-from rollout_system import serving
-from test_vllm_engine import LONG, PROMPT, TOP_K, begun, configuration, ids, is_version, make_model
 from transformers import AutoModelForCausalLM
 from trivet.v1 import rollout_pb2, rollout_pb2_grpc, weights_pb2
 
 from services.common.config import WeightsConfig
-from services.common.rollouts import RolloutRegistry
-from services.common.weights import describe_weights
-from services.rollout.environment import set_defaults
-from services.rollout.presence import Presence
-from services.trainer.weight_channels import BroadcastChannel, BufferChannel
-from services.trainer.weight_source import WeightSource
-from services.trainer.weight_transfer import WeightTransfer
+from services.common.transport.rollout_registry import RolloutRegistry
+from services.common.transport.weight_feed import describe_weights
+from services.rollout.vllm_engine.environment import set_defaults
+from services.rollout.weights.registration import Presence
+from services.trainer.export.tensors import WeightSource
+from services.trainer.weights.channels import BroadcastChannel, BufferChannel
+from services.trainer.weights.transfer import WeightTransfer
+from tests.support import cpu_transfer
+from tests.support.rollout_system import serving
+from tests.support.vllm_models import LONG, PROMPT, TOP_K, begun, configuration, ids, is_version, make_model
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(300)]
 
@@ -36,8 +36,8 @@ def paths(tmp_path_factory):
 @contextlib.asynccontextmanager
 async def launched(path, transfer, monkeypatch):
     set_defaults()
-    monkeypatch.setattr("services.rollout.arguments.EXTENSION", "cpu_transfer.Extension")
-    from services.rollout.vllm_engine import VllmEngine
+    monkeypatch.setattr("services.rollout.vllm_engine.arguments.EXTENSION", "tests.support.cpu_transfer.Extension")
+    from services.rollout.vllm_engine.engine import VllmEngine
 
     config = configuration(path, top_k=20).model_copy(update={"weights": WeightsConfig(transfer=transfer)})
     engine = VllmEngine(config, seed=7)

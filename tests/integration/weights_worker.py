@@ -12,17 +12,15 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "trainer"))
-from rollout_stub import Rollout
-from sharded_worker import configuration
-
 from services.common.config import WeightsConfig
-from services.common.outages import Outages
-from services.trainer.deepspeed_engine import open_engine
-from services.trainer.publication import Publication, Publisher, Release
-from services.trainer.weight_channels import BroadcastChannel
-from services.trainer.weight_source import WeightSource, size
-from services.trainer.weight_transfer import WeightTransfer
+from services.common.transport.outages import Outages
+from services.trainer.engine.deepspeed_engine import open_engine
+from services.trainer.export.tensors import WeightSource, size
+from services.trainer.weights.channels import BroadcastChannel
+from services.trainer.weights.publish import Publication, Publisher, Release
+from services.trainer.weights.transfer import WeightTransfer
+from tests.integration.sharded_worker import configuration
+from tests.support.rollout_stub import Rollout
 
 BUFFER_BYTES = 5000
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
-from services.common.addresses import is_loopback
+from services.common.config.addresses import is_loopback
 from services.common.config.algorithm import AlgorithmConfig
 from services.common.config.base import Section
 from services.common.config.data import DataConfig

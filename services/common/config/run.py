@@ -4,9 +4,15 @@ from typing import Literal, Self
 from pydantic import Field, field_validator, model_validator
 from redis.connection import parse_url
 
-from services.common.addresses import is_ipv6
+from services.common.config.addresses import is_ipv6
 from services.common.config.base import Section
-from services.common.sampling_limits import MAX_GROUP_SIZE, MAX_TEMPERATURE, MAX_TOP_K, MIN_TEMPERATURE, as_float32
+from services.common.config.sampling_limits import (
+    MAX_GROUP_SIZE,
+    MAX_TEMPERATURE,
+    MAX_TOP_K,
+    MIN_TEMPERATURE,
+    as_float32,
+)
 
 
 class RunConfig(Section):

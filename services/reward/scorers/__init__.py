@@ -8,8 +8,8 @@ from pydantic import ValidationError
 
 from services.common.config import ScorerConfig
 from services.common.errors import InvalidData
+from services.reward.scorers.types import Scorer
 from services.reward.scorers.user import user_scorer
-from services.reward.types import Scorer
 
 # Each module has build(**options) -> Scorer.
 BUILT_IN: Mapping[str, str] = {

@@ -2,7 +2,7 @@
 
 from decimal import Decimal
 
-from services.reward.types import Metadata, ScorerFailure
+from services.reward.scorers.types import Metadata, ScorerFailure
 
 
 def read_answer(metadata: Metadata, field: str) -> str | ScorerFailure:

@@ -2,7 +2,7 @@ from pydantic import validate_call
 
 from services.reward.scorers.answer import read_answer
 from services.reward.scorers.number import whole_number
-from services.reward.types import Metadata, Scorer, ScorerFailure, deterministic
+from services.reward.scorers.types import Metadata, Scorer, ScorerFailure, deterministic
 
 
 @validate_call

@@ -5,7 +5,7 @@ from math_verify import parse, verify
 from pydantic import validate_call
 
 from services.reward.scorers.answer import metadata_failure, read_answer
-from services.reward.types import Metadata, Scorer, ScorerFailure, deterministic
+from services.reward.scorers.types import Metadata, Scorer, ScorerFailure, deterministic
 
 
 @validate_call

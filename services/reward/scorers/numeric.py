@@ -5,7 +5,7 @@ from pydantic import Field, validate_call
 
 from services.reward.scorers.answer import metadata_failure, read_answer
 from services.reward.scorers.number import is_close, last_number, whole_number
-from services.reward.types import Metadata, Scorer, ScorerFailure, deterministic
+from services.reward.scorers.types import Metadata, Scorer, ScorerFailure, deterministic
 
 
 @validate_call

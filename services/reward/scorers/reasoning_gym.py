@@ -6,7 +6,7 @@ import reasoning_gym as gym
 from pydantic import validate_call
 
 from services.reward.scorers.answer import metadata_failure
-from services.reward.types import Metadata, Scorer, ScorerFailure, deterministic
+from services.reward.scorers.types import Metadata, Scorer, ScorerFailure, deterministic
 
 # Their score_answer passes the completion to eval, directly or through sympy's parse_expr.
 EVALUATING = frozenset(

@@ -5,7 +5,7 @@ from pydantic import validate_call
 
 from services.common.errors import InvalidData
 from services.reward.scorers.answer import metadata_failure
-from services.reward.types import Metadata, Scorer, ScorerFailure, deterministic
+from services.reward.scorers.types import Metadata, Scorer, ScorerFailure, deterministic
 
 
 @validate_call

@@ -9,7 +9,7 @@ from typing import Any
 
 from services.common.config import ScorerConfig
 from services.common.errors import InvalidData
-from services.reward.types import Metadata, Scorer, deterministic, is_deterministic
+from services.reward.scorers.types import Metadata, Scorer, deterministic, is_deterministic
 
 PARAMETERS = ("prompt", "completion", "metadata")
 

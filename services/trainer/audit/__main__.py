@@ -12,7 +12,7 @@ from services.common.config import ConfigError, load_config
 from services.common.errors import InvalidData, TrivetError, one_sentence
 from services.common.exit_codes import CONFIGURATION, FAILED, FINISHED
 from services.common.logs import configure_logs
-from services.common.service_main import inherited_overrides, report_end
+from services.common.serving.arguments import inherited_overrides, report_end
 from services.trainer.audit.auditor import audit
 from services.trainer.audit.sampling import RolloutClient
 

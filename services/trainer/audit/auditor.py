@@ -5,18 +5,19 @@ from collections.abc import Sequence
 import torch
 from trivet.v1 import sample_pb2
 
-from services.common.audit_report import AuditReport, ReplayKind
 from services.common.config import Config
 from services.common.errors import InvalidData
 from services.common.logs import get_logger
+from services.common.run_files.audit_report import AuditReport, ReplayKind
 from services.trainer.audit.compare import compare
 from services.trainer.audit.sampling import RolloutClient, Sampled, audit_prompts, sample, usable_samples
 from services.trainer.audit.weights import find_weights
-from services.trainer.data import PromptData, load_prompts
-from services.trainer.device import plain_device
-from services.trainer.engine import PolicyOutput
-from services.trainer.packing import PackedBatch
-from services.trainer.policy import ModelFacts, Policy, load_policy
+from services.trainer.batch.model_facts import ModelFacts
+from services.trainer.batch.packing import PackedBatch
+from services.trainer.data.prompts import PromptData, load_prompts
+from services.trainer.engine.device import plain_device
+from services.trainer.engine.protocol import PolicyOutput
+from services.trainer.model.policy import Policy, load_policy
 
 # A trainer that publishes may have removed a version by the time it is to be read.
 ATTEMPTS = 3

@@ -8,9 +8,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from services.trainer.engine import PolicyOutput
-from services.trainer.packing import PackedBatch, PackedCandidates
-from services.trainer.samples import TrainSample
+from services.trainer.batch.packing import PackedBatch, PackedCandidates
+from services.trainer.batch.samples import TrainSample
+from services.trainer.engine.protocol import PolicyOutput
 
 # Each candidate is asked for over the whole set, so a set of c costs c². What is beyond this in a batch is left out.
 PAIRS_PER_BATCH = 4_000_000

@@ -9,13 +9,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from services.common.audit_report import CandidateFacts, Mismatch, ReplayKind
+from services.common.run_files.audit_report import CandidateFacts, Mismatch, ReplayKind
 from services.trainer.audit.candidates import probability_sums, sampled_inside
-from services.trainer.engine import PolicyOutput
+from services.trainer.batch.model_facts import ModelFacts
+from services.trainer.batch.packing import PackedBatch, pack, plan_microbatches
+from services.trainer.batch.samples import TrainSample
+from services.trainer.engine.protocol import PolicyOutput
 from services.trainer.objective.kl import k3
-from services.trainer.packing import PackedBatch, pack, plan_microbatches
-from services.trainer.policy import ModelFacts
-from services.trainer.samples import TrainSample
 
 QUANTILES = (0.5, 0.9, 0.99)
 

@@ -11,15 +11,15 @@ from typing import cast
 import grpc
 from trivet.v1 import rollout_pb2, rollout_pb2_grpc, sample_pb2
 
-from services.common.audit_report import Refusal
 from services.common.config import Config
 from services.common.errors import InvalidData, Unavailable
-from services.common.server import MAX_MESSAGE_BYTES
-from services.trainer.data import PromptData
-from services.trainer.groups import check_group, training_samples
-from services.trainer.issuer import Issuer
-from services.trainer.policy import ModelFacts
-from services.trainer.samples import TrainSample
+from services.common.run_files.audit_report import Refusal
+from services.common.serving.server import MAX_MESSAGE_BYTES
+from services.trainer.batch.groups import check_group, training_samples
+from services.trainer.batch.model_facts import ModelFacts
+from services.trainer.batch.samples import TrainSample
+from services.trainer.data.prompts import PromptData
+from services.trainer.steps.issuer import Issuer
 
 STATUS_SECONDS = 20.0
 CALLS_AT_A_TIME = 8

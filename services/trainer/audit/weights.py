@@ -4,7 +4,7 @@ from pathlib import Path
 
 from services.common.config import Config
 from services.common.errors import InvalidData
-from services.common.weights import describe_weights
+from services.common.transport.weight_feed import describe_weights
 
 
 def find_weights(config: Config, version: int, fingerprint: str) -> str:

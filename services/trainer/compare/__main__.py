@@ -7,8 +7,8 @@ from services.common.config import ConfigError
 from services.common.errors import InvalidData, TrivetError, one_sentence
 from services.common.exit_codes import CONFIGURATION, FAILED, FINISHED
 from services.common.logs import configure_logs
-from services.common.service_main import inherited_overrides, leave, report_end
-from services.common.step_record import chosen_steps
+from services.common.run_files.recorded_steps import chosen_steps
+from services.common.serving.arguments import inherited_overrides, leave, report_end
 from services.trainer.compare.comparer import compare
 
 

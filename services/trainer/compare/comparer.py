@@ -5,19 +5,19 @@ from collections.abc import Sequence
 from jaxtyping import Float
 from torch import Tensor
 
-from services.common.algorithm_switch import algorithm_overrides, overrides_by_algorithm
-from services.common.compare_report import ComparedStep, CompareReport
 from services.common.config import Config
 from services.common.logs import get_logger
+from services.common.run_files.algorithm_switch import algorithm_overrides, overrides_by_algorithm
+from services.common.run_files.compare_report import ComparedStep, CompareReport
+from services.common.run_files.recorded_steps import RecordedStep
 from services.common.secrets import hidden_override
-from services.common.step_record import RecordedStep
-from services.trainer.batch import batch_samples
-from services.trainer.configured import configured_algorithm
-from services.trainer.device import plain_device
-from services.trainer.gradient_engine import GradientEngine
-from services.trainer.policy import load_policy
-from services.trainer.reference import Reference, open_reference
-from services.trainer.updaters import open_updater
+from services.trainer.batch.groups import batch_samples
+from services.trainer.engine.device import plain_device
+from services.trainer.engine.gradient_engine import GradientEngine
+from services.trainer.model.policy import load_policy
+from services.trainer.update.algorithm import configured_algorithm
+from services.trainer.update.open import open_updater
+from services.trainer.update.reference import Reference, open_reference
 
 # The whole batch is one optimizer step, so that there is one gradient.
 ONE_STEP = ("trainer.minibatches=1", "trainer.epochs=1")

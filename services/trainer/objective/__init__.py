@@ -7,21 +7,22 @@
 `types` has the glossary, `loss` the formula; every other module is one noun of it.
 """
 
-from services.trainer.objective.advantages import group_relative
+from services.trainer.objective.advantages import (
+    best_against_worst,
+    group_relative,
+    groups_with_variance,
+    overlong_penalty,
+)
 from services.trainer.objective.algorithms import ALGORITHMS, Algorithm, PreferenceAlgorithm, find_algorithm
-from services.trainer.objective.distribution import QUANTILES, histogram_of, quantiles_of
 from services.trainer.objective.dpo import dpo_loss
 from services.trainer.objective.gae import generalized_advantages, terminal_rewards
-from services.trainer.objective.groups import best_against_worst, groups_with_variance
 from services.trainer.objective.importance import Calibration, ImportanceCorrection
 from services.trainer.objective.kl import KlPenalty
 from services.trainer.objective.loss import Objective, compute_loss
-from services.trainer.objective.metrics import Metrics
+from services.trainer.objective.metrics import QUANTILES, Metrics, histogram_of, quantiles_of
 from services.trainer.objective.off_policy_mask import keep_sequences, sequence_divergence
-from services.trainer.objective.outputs import LossOutputs
-from services.trainer.objective.overlong import overlong_penalty
 from services.trainer.objective.policy_term import Clip, PolicyTerm
-from services.trainer.objective.types import LossInputs
+from services.trainer.objective.types import LossInputs, LossOutputs
 from services.trainer.objective.value import ValueLoss
 
 __all__ = [

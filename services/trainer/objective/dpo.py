@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from services.trainer.objective.metrics import Metrics, mean_of
-from services.trainer.objective.outputs import LossOutputs
+from services.trainer.objective.types import LossOutputs
 
 
 def dpo_loss(

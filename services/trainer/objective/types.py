@@ -20,7 +20,20 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from services.trainer.objective.metrics import Metrics
 from services.trainer.objective.segments import segment_lengths
+
+
+@dataclass(frozen=True, eq=False)
+class LossOutputs:
+    """`loss` carries gradient and is this micro-batch's share of the step's loss: add shares up, never average them.
+
+    Where the training engine averages gradients over ranks, multiply by the number of ranks.
+    """
+
+    loss: Float[Tensor, ""]
+    metrics: Metrics
+
 
 Aggregation = Literal["token_mean", "sequence_mean", "fixed_length"]
 AGGREGATIONS: tuple[Aggregation, ...] = ("token_mean", "sequence_mean", "fixed_length")

@@ -39,7 +39,7 @@ from benchmarks.sizing.training import (
     step_time,
 )
 from services.common.config import ConfigError, load_config
-from services.common.replay import decode_replay, encode_replay
+from services.common.wire.replay_data import decode_replay, encode_replay
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "scaling.md"
 WORK = Workload(

@@ -4,15 +4,15 @@ import json
 from pathlib import Path
 from typing import Any
 
-import chart_engine as engine
 import helm_python as helm
 import pytest
 import yaml
-from chart_engine import CHART, KUBERNETES, PRESETS, ROOT, preset, render
 from jsonschema import ValidationError as JsonSchemaError
 from pydantic import ValidationError
 
 from services.common.config import load_config
+from tests.support import chart_engine as engine
+from tests.support.chart_engine import CHART, KUBERNETES, PRESETS, ROOT, preset, render
 
 VARIANTS = {
     "keda for both, not to zero": (

@@ -8,12 +8,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import chart_engine as engine
 import pytest
-from chart_engine import PRESETS, SERVICES, Document, preset, render
 
 from services.common.config import Config
-from services.common.service_main import parse_service_arguments
+from services.common.serving.arguments import parse_service_arguments
+from tests.support import chart_engine as engine
+from tests.support.chart_engine import PRESETS, SERVICES, Document, preset, render
 
 CONTAINER_PATHS = "/etc/trivet"
 CPU_ON_THREE_NODES = (

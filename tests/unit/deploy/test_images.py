@@ -6,9 +6,10 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from compose_file import BOUGHT, DEPLOY, FILES, OWN, ROOT, program, services
-from image_lists import LEFT_OUT, closure, foreign_modules, lists, pins, wanted
 from packaging.utils import canonicalize_name
+
+from tests.support.compose_file import BOUGHT, DEPLOY, FILES, OWN, ROOT, program, services
+from tests.support.image_lists import LEFT_OUT, closure, foreign_modules, lists, pins, wanted
 
 DOCKERFILES = sorted((DEPLOY / "docker").glob("*Dockerfile"))
 LISTS = ("reward", "rollout", "rollout-cpu", "trainer")
@@ -105,15 +106,15 @@ def test_the_lists_of_the_images_are_complete(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "modules", "base"),
     [
-        ("reward", ["services.reward.__main__", "services.reward.worker", "services.reward.scorers"], set()),
+        ("reward", ["services.reward.__main__", "services.reward.consumer", "services.reward.scorers"], set()),
         ("rollout", ["services.rollout.__main__"], {"torch"}),
-        ("rollout-cpu", ["services.rollout.__main__", "services.rollout.vllm_engine"], {"torch"}),
+        ("rollout-cpu", ["services.rollout.__main__", "services.rollout.vllm_engine.engine"], {"torch"}),
         (
             "trainer",
             [
                 "services.trainer.__main__",
-                "services.trainer.deepspeed_engine",
-                "services.cli.start",
+                "services.trainer.engine.deepspeed_engine",
+                "services.cli.shared.start",
                 "examples.quickstart",
             ],
             {"torch"},

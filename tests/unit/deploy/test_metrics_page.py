@@ -4,8 +4,9 @@ import re
 from pathlib import Path
 
 import pytest
-from metric_tables import MetricRow, sections
 from prometheus_client import REGISTRY
+
+from tests.support.metric_tables import MetricRow, sections
 
 PAGE = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text(encoding="utf-8")
 SECTIONS = sections()

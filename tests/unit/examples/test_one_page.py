@@ -16,18 +16,18 @@ from examples.quickstart.model import build_model
 from examples.quickstart.task import draw_split, write_jsonl
 from examples.quickstart.tokenizer import build_tokenizer, chat_prompts
 from services.common.config import load_config
-from services.common.replay import CandidateSets, Replay
-from services.common.weights import verify_weights
+from services.common.transport.weight_feed import verify_weights
+from services.common.wire.replay_data import CandidateSets, Replay
 from services.reward.scorers.exact_match import build as build_exact_match
-from services.rollout.assemble import assemble
-from services.rollout.engine import EngineSample
-from services.trainer.batch import batch_samples
-from services.trainer.gradient_engine import GradientEngine
-from services.trainer.packing import pack
-from services.trainer.policy import Policy
-from services.trainer.reference import Reference
-from services.trainer.samples import TrainSample
-from services.trainer.update import Updater
+from services.rollout.engine.protocol import EngineSample
+from services.rollout.groups.assemble import assemble
+from services.trainer.batch.groups import batch_samples
+from services.trainer.batch.packing import pack
+from services.trainer.batch.samples import TrainSample
+from services.trainer.engine.gradient_engine import GradientEngine
+from services.trainer.model.policy import Policy
+from services.trainer.update.policy_update import Updater
+from services.trainer.update.reference import Reference
 
 QUICKSTART = Path(__file__).resolve().parents[3] / "configs" / "quickstart.yaml"
 TOKENIZER = build_tokenizer()

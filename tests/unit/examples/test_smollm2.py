@@ -15,7 +15,7 @@ from examples.smollm2.source import CONTROL, FILE, PACKAGE, SourceError, Tokeniz
 from examples.smollm2.tokenizer import build_tokenizer
 from services.common.config import load_config
 from services.reward.scorers import numeric
-from services.trainer.data import load_prompts
+from services.trainer.data.prompts import load_prompts
 
 ROOT = Path(__file__).resolve().parents[3]
 CONFIG = ROOT / "configs" / "smollm2.yaml"

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trivet.v1 import sample_pb2
 
-from services.common.dead_letters import FIELD, parse_entry
 from services.common.errors import InvalidData
+from services.common.transport.dead_letters import FIELD, parse_entry
 from services.reward.validate import check_group
 
 SOUND = sample_pb2.Group(

@@ -4,13 +4,13 @@ from contextlib import suppress
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rollout_fakes import FakeEngine, make_prompt
 from trivet.v1 import sample_pb2
 
-from services.common.dead_letters import FIELD, parse_entry
 from services.common.errors import InvalidData
-from services.common.samples import sample_id
-from services.rollout.admission import check_prompt
+from services.common.transport.dead_letters import FIELD, parse_entry
+from services.common.wire.samples import sample_id
+from services.rollout.groups.admission import check_prompt
+from tests.support.rollout_fakes import FakeEngine, make_prompt
 
 SOUND = make_prompt(text="1 2 3", metadata_json="{}", prompt_id="7").SerializeToString()
 UINT32, UINT64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)

@@ -7,7 +7,7 @@ import services.trainer.__main__ as trainer
 from services.common import exit_codes
 from services.common.config import parse_config
 from services.common.errors import GaveUp, InvalidData, Unavailable
-from services.common.service_main import starting
+from services.common.serving.arguments import starting
 
 
 @pytest.fixture

@@ -3,18 +3,18 @@
 import time
 
 import pytest
-from recorded_run import SavingEngine, configuration, make_base, make_order
 from trivet.v1 import step_pb2, weights_pb2
 
 from services.common.errors import GaveUp
-from services.common.held_out import read_best
-from services.common.records import Records
-from services.trainer.checkpoint import Checkpoints
+from services.common.run_files.held_out import read_best
+from services.common.run_files.run_log import Records
+from services.trainer.checkpoint.directory import Checkpoints
 from services.trainer.loop import Lead, Machinery, TrainingLoop
-from services.trainer.policy import load_policy
-from services.trainer.recording import Recorder
-from services.trainer.status import Controls, Status
-from services.trainer.updaters import open_updater
+from services.trainer.model.policy import load_policy
+from services.trainer.recording.recorder import Recorder
+from services.trainer.steps.status import Controls, Status
+from services.trainer.update.open import open_updater
+from tests.support.recorded_run import SavingEngine, configuration, make_base, make_order
 
 
 class Script:

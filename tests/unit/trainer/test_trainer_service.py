@@ -8,11 +8,11 @@ import pytest
 from trivet.v1 import trainer_pb2, trainer_pb2_grpc
 
 from services.common.config import ServerConfig
-from services.common.server import ServiceServer
+from services.common.serving.server import ServiceServer
 from services.trainer import service
-from services.trainer.checkpoint import Checkpoints
+from services.trainer.checkpoint.directory import Checkpoints
 from services.trainer.service import TrainerServicer
-from services.trainer.status import Controls, Status
+from services.trainer.steps.status import Controls, Status
 
 CALLERS = 60
 

@@ -6,7 +6,8 @@ import sys
 
 import pytest
 import yaml
-from small_tokenizers import small_tokenizer
+
+from tests.support.small_tokenizers import small_tokenizer
 
 
 @pytest.fixture

@@ -6,20 +6,20 @@ import math
 import pytest
 import torch
 from prometheus_client import REGISTRY
-from recorded_run import SavingEngine, configuration, make_base, make_order
 from structlog.testing import capture_logs
 from trivet.v1 import step_pb2, weights_pb2
 
 from services.common.config import ConfigError
 from services.common.errors import GaveUp, TrivetError
-from services.common.records import Records
-from services.trainer import metrics
-from services.trainer.checkpoint import Checkpoints
+from services.common.run_files.run_log import Records
+from services.trainer.checkpoint.directory import Checkpoints
 from services.trainer.loop import Lead, Machinery, TrainingLoop
-from services.trainer.policy import load_policy
-from services.trainer.recording import Recorder
-from services.trainer.status import Controls, Status
-from services.trainer.updaters import open_updater
+from services.trainer.metrics import counters
+from services.trainer.model.policy import load_policy
+from services.trainer.recording.recorder import Recorder
+from services.trainer.steps.status import Controls, Status
+from services.trainer.update.open import open_updater
+from tests.support.recorded_run import SavingEngine, configuration, make_base, make_order
 
 STEPS = 6
 
@@ -132,7 +132,7 @@ def lines(run):
 
 
 def skips(reason="forward"):
-    return metrics.STEPS_SKIPPED.labels(reason)._value.get()
+    return counters.STEPS_SKIPPED.labels(reason)._value.get()
 
 
 def test_a_run_trains_publishes_saves_and_writes_down(tmp_path):

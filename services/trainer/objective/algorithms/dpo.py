@@ -1,4 +1,4 @@
-from services.trainer.objective.algorithms.preference import PreferenceAlgorithm
+from services.trainer.objective.algorithms.base import PreferenceAlgorithm
 from services.trainer.objective.dpo import dpo_loss
 
 

@@ -2,7 +2,6 @@ import math
 from dataclasses import replace
 
 import pytest
-from objective_batches import REWARD_ALGORITHMS, step
 
 from services.trainer.objective import (
     ALGORITHMS,
@@ -14,6 +13,7 @@ from services.trainer.objective import (
     find_algorithm,
 )
 from services.trainer.objective.policy_term import PolicyTerm
+from tests.support.objective_batches import REWARD_ALGORITHMS, step
 
 
 def reinforce():

@@ -3,7 +3,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from objective_batches import PER_TOKEN, step
+
+from tests.support.objective_batches import PER_TOKEN, step
 
 FLOATS = (*PER_TOKEN, "advantages")
 

@@ -3,8 +3,8 @@
 import pytest
 
 from services.common.config import AlgorithmConfig, ConfigError, parse_config
-from services.trainer.configured import build_objective
 from services.trainer.objective import Calibration, ImportanceCorrection, ValueLoss, find_algorithm
+from services.trainer.update.algorithm import build_objective
 
 
 def built(algorithm, importance=None):

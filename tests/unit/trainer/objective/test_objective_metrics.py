@@ -3,9 +3,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from objective_batches import objective, split, step
 
 from services.trainer.objective import KlPenalty, compute_loss
+from tests.support.objective_batches import objective, split, step
 
 FAR = torch.tensor([70])
 

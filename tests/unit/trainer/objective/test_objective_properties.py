@@ -6,7 +6,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from objective_batches import (
+
+from services.trainer.objective import QUANTILES, KlPenalty, compute_loss
+from tests.support.objective_batches import (
     LEAVES,
     PER_TOKEN,
     REWARD_ALGORITHMS,
@@ -16,8 +18,6 @@ from objective_batches import (
     step,
     steps,
 )
-
-from services.trainer.objective import QUANTILES, KlPenalty, compute_loss
 
 EXACT = {"rtol": 1e-11, "atol": 1e-13}
 

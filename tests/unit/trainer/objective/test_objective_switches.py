@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from objective_batches import REWARD_ALGORITHMS, objective, step
 
 from services.trainer.objective import Calibration, ImportanceCorrection, KlPenalty, Objective, compute_loss
 from services.trainer.objective.importance import IMPORTANCE_MODES
 from services.trainer.objective.kl import KL_ESTIMATORS
+from tests.support.objective_batches import REWARD_ALGORITHMS, objective, step
 
 
 def values(inputs, chosen):

@@ -5,10 +5,10 @@ from itertools import product
 
 import pytest
 import torch
-from objective_batches import objective
 
 from services.trainer.objective import KlPenalty, LossInputs, compute_loss
 from services.trainer.objective.kl import k3, kl_estimate
+from tests.support.objective_batches import objective
 
 TOKENS = 4
 START = TOKENS  # the row of the first token; after token t the row is t

@@ -11,7 +11,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from objective_batches import REWARD_ALGORITHMS
 
 from services.trainer.objective import (
     Calibration,
@@ -27,6 +26,7 @@ from services.trainer.objective.importance import IMPORTANCE_MODES
 from services.trainer.objective.kl import KL_ESTIMATORS, kl_estimate
 from services.trainer.objective.metrics import distribution_of
 from services.trainer.objective.scaled import wide_exp
+from tests.support.objective_batches import REWARD_ALGORITHMS
 
 LARGEST = torch.finfo(torch.float32).max
 

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from services.trainer.objective import Clip
-from services.trainer.objective.policy_term import cispo_term, clipped_term
-from services.trainer.objective.ratio import sequence_log_ratio, token_log_ratio
+from services.trainer.objective.policy_term import cispo_term, clipped_term, sequence_log_ratio, token_log_ratio
 
 CLIP = Clip(0.2, 0.28)
 RATIO = torch.tensor([0.5, 1.0, 2.0], dtype=torch.float64)

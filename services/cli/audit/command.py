@@ -1,0 +1,139 @@
+"""`trivet audit`: do sampler and trainer agree under equal weights?
+
+Starts a rollout of its own, or asks one that runs. The comparison is the trainer's (services.trainer.audit); here it is
+started, shown and judged.
+"""
+
+import signal
+import time
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+from rich.console import Console
+
+from services.cli.audit.processes import AuditFailed, measure, own_rollout
+from services.cli.audit.table import tables
+from services.cli.audit.verdict import DEFAULTS, Thresholds, failures
+from services.cli.shared.start import (
+    EXIT_FAILED,
+    EXIT_STOPPED,
+    EXIT_USAGE,
+    Overrides,
+    all_overrides,
+    load,
+    plain_console,
+    prepare,
+    say,
+)
+from services.common.config import Config
+from services.common.run_files.audit_report import AuditReport
+
+TOKEN_VARIABLE = "TRIVET_TOKEN"  # noqa: S105
+
+
+def audit(
+    config_file: Annotated[Path, typer.Option("--config", metavar="FILE", help="the run's YAML")],
+    overrides: Overrides = None,
+    rollout: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="a running rollout; without it, one is started")
+    ] = None,
+    token: Annotated[
+        str | None,
+        typer.Option(envvar=TOKEN_VARIABLE, help="of the running rollout; as an argument others can read it"),
+    ] = None,
+    samples: Annotated[int, typer.Option(min=1, help="how many to draw, in whole groups")] = 64,
+    output: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="the report as JSON; by default audit.json of the run")
+    ] = None,
+    timeout: Annotated[float, typer.Option(min=1, help="seconds for the whole audit")] = 1800,
+    max_difference: Annotated[float | None, typer.Option(min=0, help="largest |Δ log-prob| of a token")] = None,
+    ratio_error: Annotated[float | None, typer.Option(min=0, help="largest |mean ratio − 1|")] = None,
+    max_kl: Annotated[float | None, typer.Option(min=0, help="the mismatch KL stays below")] = None,
+    min_agreement: Annotated[
+        float | None, typer.Option(min=0, max=1, help="lowest routing agreement of an MoE layer")
+    ] = None,
+) -> None:
+    """Sample, recompute under equal weights, and tell how far sampler and trainer are apart.
+
+    Status 0: within the thresholds, whose defaults depend on model.dtype. 1: not within. 2: there is no verdict.
+    """
+    console = plain_console()
+    signal.signal(signal.SIGTERM, _leave)
+    settings = all_overrides(overrides)
+    config = load(console, config_file, settings)
+    limits = _limits(config, max_difference, ratio_error, max_kl, min_agreement)
+    deadline = time.monotonic() + timeout
+    output = output or config.run.path / "audit.json"
+    try:
+        if rollout is None:
+            _prepare(console, config)
+            say(console, "starting a rollout …")
+        with nullcontext(rollout) if rollout else own_rollout(config, config_file, settings, deadline) as address:
+            report = measure(
+                config,
+                config_file,
+                settings,
+                rollout=address,
+                samples=samples,
+                output=output,
+                deadline=deadline,
+                # Empty: the configuration's own.
+                environment={TOKEN_VARIABLE: (token or "") if rollout else ""},
+            )
+    except AuditFailed as error:
+        say(console, f"no verdict: {error}", style="red")
+        raise typer.Exit(EXIT_USAGE) from error
+    except KeyboardInterrupt:
+        raise typer.Exit(EXIT_STOPPED) from None
+    raise typer.Exit(show(console, report, limits, output))
+
+
+def show(console: Console, report: AuditReport, limits: Thresholds, output: Path) -> int:
+    """Prints tables and verdict; returns the exit status."""
+    say(
+        console,
+        f"{report.run}: {report.model_type} {report.dtype}, version {report.weights_version} "
+        f"({report.weights_fingerprint or 'no fingerprint'}) of {report.rollout_id}, {report.samples} samples",
+    )
+    if report.groups_left_out:
+        say(console, f"{report.groups_left_out} groups left out: new weights arrived while they were drawn")
+    for table in tables(report):
+        console.print(table)
+    found = failures(report, limits)
+    for sentence in found:
+        say(console, f"✗ {sentence}", style="red")
+    if not found:
+        say(console, "✓ sampler and trainer agree", style="green")
+    say(console, f"report  {output}")
+    return EXIT_FAILED if found else 0
+
+
+def _prepare(console: Console, config: Config) -> None:
+    try:
+        prepare(console, config)
+    except typer.Exit as ended:
+        raise typer.Exit(EXIT_USAGE) from ended
+
+
+def _limits(
+    config: Config,
+    max_difference: float | None,
+    ratio_error: float | None,
+    max_kl: float | None,
+    min_agreement: float | None,
+) -> Thresholds:
+    given = {
+        "difference_max": max_difference,
+        "ratio_error": ratio_error,
+        "mismatch_kl": max_kl,
+        "agreement": min_agreement,
+    }
+    return replace(DEFAULTS[config.model.dtype], **{name: value for name, value in given.items() if value is not None})
+
+
+def _leave(*_: object) -> NoReturn:
+    """As Ctrl-C would: what was started is ended."""
+    raise KeyboardInterrupt

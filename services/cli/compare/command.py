@@ -1,0 +1,183 @@
+"""`trivet compare`: algorithms side by side, on recorded batches or each through a training of its own."""
+
+import json
+import signal
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from pydantic import ValidationError
+from rich.console import Console
+
+from services.cli.compare.algorithm_runs import AlgorithmRun, plan_runs, train, was_stopped
+from services.cli.compare.curves import curve_table, plot_curves, summarize_run
+from services.cli.compare.plot import plot_comparison
+from services.cli.compare.table import compare_tables
+from services.cli.shared.start import (
+    EXIT_FAILED,
+    EXIT_STOPPED,
+    EXIT_USAGE,
+    Overrides,
+    all_overrides,
+    load,
+    plain_console,
+    prepare,
+    say,
+)
+from services.cli.shared.trainer_module import ModuleFailed, TrainerModule, leave
+from services.common.config import ConfigError
+from services.common.errors import InvalidData
+from services.common.run_files.compare_report import CompareReport
+from services.common.run_files.recorded_steps import chosen_steps
+from services.common.run_files.run_log import Records
+from services.common.secrets import hidden_override
+
+MODULE = "services.trainer.compare"
+
+
+def compare(
+    algorithms: Annotated[str, typer.Option(help="names with commas between, such as grpo,gspo,dapo")],
+    run: Annotated[Path | None, typer.Argument(help="a run's directory with recorded steps")] = None,
+    steps: Annotated[list[int] | None, typer.Argument(help="which of them; without any, all")] = None,
+    train_config: Annotated[
+        Path | None,
+        typer.Option(
+            "--train", metavar="FILE", help="train each algorithm with this YAML instead, and plot the curves"
+        ),
+    ] = None,
+    overrides: Overrides = None,
+    overrides_for: Annotated[
+        list[str] | None,
+        typer.Option("--set-for", metavar="ALGORITHM:SECTION.KEY=VALUE", help="override for one of them; repeatable"),
+    ] = None,
+    fresh: Annotated[
+        bool, typer.Option(help="with --train: forget earlier runs of these names instead of going on with them")
+    ] = False,
+    output: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="the picture; the numbers go beside it, as JSON")
+    ] = None,
+    timeout: Annotated[float, typer.Option(min=1, help="with RUN: seconds for all steps")] = 3600,
+) -> None:
+    """Hold algorithms against each other: same batches and rewards, or same start, data and seeds.
+
+    With RUN: loss terms, gradients and what is masked or clipped, over recorded steps and without an update.
+    With --train: a whole training of each, one after the other.
+
+    Status 0: done. 1: a training failed. 2: nothing was compared. 130: interrupted.
+    """
+    console = plain_console()
+    signal.signal(signal.SIGTERM, leave)
+    settings = all_overrides(overrides)
+    names = [name.strip() for name in algorithms.split(",") if name.strip()]
+    try:
+        _check(names, run, train_config)
+        if run is not None:
+            code = _compare(
+                console,
+                run,
+                steps or [],
+                names,
+                settings,
+                overrides_for or [],
+                output,
+                time.monotonic() + timeout,
+            )
+        else:
+            assert train_config is not None
+            code = _train(console, train_config, names, settings, overrides_for or [], fresh, output)
+    except (ConfigError, ModuleFailed, InvalidData) as error:
+        say(console, str(error), style="red")
+        raise typer.Exit(EXIT_USAGE) from error
+    except KeyboardInterrupt:
+        raise typer.Exit(EXIT_STOPPED) from None
+    raise typer.Exit(code)
+
+
+def _check(names: list[str], run: Path | None, train_config: Path | None) -> None:
+    if not names or len(set(names)) < len(names):
+        raise ConfigError(f"--algorithms is {','.join(names)!r}, expected different names with commas between")
+    if (run is None) == (train_config is None):
+        given = "neither is given" if run is None else "both are given"
+        raise ConfigError(f"{given}, expected either RUN (recorded steps) or --train FILE")
+
+
+def _compare(
+    console: Console,
+    run: Path,
+    steps: list[int],
+    names: list[str],
+    overrides: list[str],
+    overrides_for: list[str],
+    output: Path | None,
+    deadline: float,
+) -> int:
+    output = output or run / "compare.png"
+    numbers = output.with_suffix(".json")
+    chosen = chosen_steps(run, steps)
+    arguments = [str(run), *(str(step) for step in steps), "--algorithms", ",".join(names), "--output", str(numbers)]
+    for override in overrides_for:
+        arguments += ["--set-for", override]
+    threads = chosen[0].record.environment.get("threads", "1")
+    TrainerModule(MODULE, arguments, run / "logs" / "compare.log", threads=threads, overrides=overrides).run(deadline)
+    try:
+        report = CompareReport.model_validate_json(numbers.read_bytes())
+    except (OSError, ValidationError) as error:
+        raise ModuleFailed(f"{numbers} is not a comparison's report ({error})") from error
+    for table in compare_tables(report):
+        console.print(table)
+    plot_comparison(report, output)
+    _say_where(console, output)
+    return 0
+
+
+def _train(
+    console: Console,
+    config_file: Path,
+    names: list[str],
+    overrides: list[str],
+    overrides_for: list[str],
+    fresh: bool,
+    output: Path | None,
+) -> int:
+    base = load(console, config_file, overrides)
+    # All are read before the first one trains: a wrong setting of the last one would show too late.
+    runs = plan_runs(config_file, names, overrides, overrides_for)
+    prepare(console, base)
+    output = output or base.run.directory / f"{base.run.name}-algorithms.png"
+    statuses: dict[str, int] = {}
+    for run in runs:
+        console.rule(f"{run.algorithm}: {run.path}")
+        statuses[run.algorithm] = train(config_file, run, fresh)
+        if was_stopped(statuses[run.algorithm]):
+            break
+    _show_runs(console, [run for run in runs if run.algorithm in statuses], statuses, output)
+    if any(was_stopped(status) for status in statuses.values()):
+        return EXIT_STOPPED
+    return EXIT_FAILED if any(statuses.values()) else 0
+
+
+def _show_runs(console: Console, runs: list[AlgorithmRun], statuses: dict[str, int], output: Path) -> None:
+    records = {run.algorithm: Records(run.path) for run in runs}
+    console.print(curve_table(records))
+    output.parent.mkdir(parents=True, exist_ok=True)
+    plot_curves(records, output)
+    numbers = {
+        run.algorithm: {
+            "run": str(run.path),
+            "status": statuses[run.algorithm],
+            "overrides": [hidden_override(override) for override in run.overrides],
+            **summarize_run(records[run.algorithm]),
+        }
+        for run in runs
+    }
+    output.with_suffix(".json").write_text(json.dumps(numbers, indent=1) + "\n", encoding="utf-8")
+    _say_where(console, output)
+    for name, status in statuses.items():
+        if status not in (0, EXIT_STOPPED):
+            say(console, f"✗ the training with {name} ended with status {status}", style="red")
+
+
+def _say_where(console: Console, output: Path) -> None:
+    for name, path in (("plot   ", output), ("numbers", output.with_suffix(".json"))):
+        say(console, f"{name}  {path}")

@@ -1,0 +1,131 @@
+"""`trivet replay`: does a recorded step come out again?
+
+The step is run by the trainer's code (services.trainer.replay); here it is started, shown and judged.
+"""
+
+import signal
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from pydantic import ValidationError
+from rich.console import Console
+
+from services.cli.rerun.table import replay_table
+from services.cli.rerun.verdict import differences, outside
+from services.cli.shared.start import (
+    EXIT_FAILED,
+    EXIT_STOPPED,
+    EXIT_USAGE,
+    Overrides,
+    all_overrides,
+    plain_console,
+    say,
+)
+from services.cli.shared.trainer_module import ModuleFailed, TrainerModule, leave
+from services.common.config import ConfigError
+from services.common.errors import InvalidData
+from services.common.run_files.recorded_steps import consecutive_steps
+from services.common.run_files.rerun_report import ReplayReport
+
+MODULE = "services.trainer.replay"
+
+
+def replay(
+    run: Annotated[Path, typer.Argument(help="the run's directory, such as runs/quickstart")],
+    step: Annotated[int, typer.Argument(min=1, help="the recorded step")],
+    through: Annotated[
+        int | None, typer.Option(metavar="STEP", help="go on through recorded steps up to this one")
+    ] = None,
+    overrides: Overrides = None,
+    tolerance: Annotated[
+        float | None, typer.Option(min=0, help="with --set: how far off a value may be, over max(1, its size)")
+    ] = None,
+    values: Annotated[
+        list[str] | None, typer.Option("--value", metavar="NAME", help="hold only this one to it; repeatable")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="the report as JSON; by default replay.json of the run")
+    ] = None,
+    timeout: Annotated[float, typer.Option(min=1, help="seconds for all steps")] = 3600,
+) -> None:
+    """Run recorded steps again and tell, bit for bit, what came out as recorded.
+
+    With --set they run under other settings, and the differences are measured instead.
+
+    Status 0: equal, or within the tolerance where one is given. 1: not. 2: there is no verdict.
+    """
+    console = plain_console()
+    signal.signal(signal.SIGTERM, leave)
+    output = output or run / "replay.json"
+    try:
+        report = _measure(run, step, through, all_overrides(overrides), output, time.monotonic() + timeout)
+    except (ModuleFailed, ConfigError, InvalidData) as error:
+        say(console, f"no verdict: {error}", style="red")
+        raise typer.Exit(EXIT_USAGE) from error
+    except KeyboardInterrupt:
+        raise typer.Exit(EXIT_STOPPED) from None
+    code = show(console, report, tolerance, values or [])
+    say(console, f"report  {output}")
+    raise typer.Exit(code)
+
+
+def show(console: Console, report: ReplayReport, tolerance: float | None, names: list[str]) -> int:
+    """Prints table and verdict; returns the exit status."""
+    say(console, _headline(report))
+    for warning in report.warnings:
+        say(console, f"! {warning}", style="yellow")
+    console.print(replay_table(report))
+    if report.exact:
+        found = differences(report)
+        verdict = "every value and the whole training state, bit for bit"
+    elif tolerance is not None:
+        found = outside(report, tolerance, names)
+        verdict = f"{', '.join(names) if names else 'every value'} within {tolerance:g}"
+    else:
+        say(console, "measured under other settings; --tolerance would judge it")
+        return 0
+    for sentence in found:
+        say(console, f"✗ {sentence}", style="red")
+    if not found:
+        say(console, f"✓ {verdict}", style="green")
+    return EXIT_FAILED if found else 0
+
+
+def _headline(report: ReplayReport) -> str:
+    start = {"engine": "the recorded state", "policy": "the recorded policy and a new optimizer"}[report.start]
+    told = f"{report.run}: {_topology(report.recorded_world_size, report.recorded_zero_stage)}"
+    if (report.world_size, report.zero_stage) != (report.recorded_world_size, report.recorded_zero_stage):
+        told += f", replayed on {_topology(report.world_size, report.zero_stage)}"
+    changed = f" with {' '.join(report.overrides)}" if report.overrides else ""
+    return f"{told}; from {start}{changed}"
+
+
+def _topology(ranks: int, stage: int) -> str:
+    return f"{ranks} {'rank' if ranks == 1 else 'ranks'} under ZeRO-{stage}"
+
+
+def _measure(
+    run: Path, step: int, through: int | None, overrides: list[str], output: Path, deadline: float
+) -> ReplayReport:
+    """Raises ModuleFailed, ConfigError or InvalidData where there is nothing to judge."""
+    first = consecutive_steps(run, step, through or step)[0]
+    config = first.config(overrides)
+    chosen = any(override.partition("=")[0] == "trainer.processes" for override in overrides)
+    arguments = [str(run), str(step), "--output", str(output)]
+    if through is not None:
+        arguments += ["--through", str(through)]
+    TrainerModule(
+        MODULE,
+        arguments,
+        run / "logs" / "replay.log",
+        # Ranks of a run on several machines are more than its processes on each.
+        ranks=config.trainer.processes if chosen else first.record.world_size,
+        threads=first.record.environment.get("threads", "1"),
+        overrides=overrides,
+    ).run(deadline)
+    try:
+        return ReplayReport.model_validate_json(output.read_bytes())
+    except (OSError, ValidationError) as error:
+        raise ModuleFailed(f"{output} is not a replay's report ({error})") from error

@@ -1,0 +1,56 @@
+"""A replay's report as a table."""
+
+from rich import box
+from rich.table import Table
+
+from services.common.run_files.rerun_report import ReplayReport
+
+
+def replay_table(report: ReplayReport) -> Table:
+    """One row a value: equal in how many steps, and where it is furthest off."""
+    first, last = report.steps[0].step, report.steps[-1].step
+    several = first != last
+    title = f"Steps {first} to {last}, recorded against replayed" if several else f"Step {first}"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=0)
+    table.add_column("value", no_wrap=True)
+    table.add_column("equal", justify="right", no_wrap=True)
+    table.add_column("max |Δ|", justify="right", no_wrap=True)
+    table.add_column("relative", justify="right", no_wrap=True)
+    if several:
+        table.add_column("step", justify="right", no_wrap=True)
+    for heading in ("recorded", "replayed"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for name in report.names:
+        pairs = report.pairs(name)
+        step, worst = max(pairs, key=lambda each: each[1].absolute)
+        relative = max(pair.relative for _, pair in pairs)
+        equal = sum(pair.equal for _, pair in pairs)
+        table.add_row(
+            name,
+            f"{equal}/{len(pairs)}" if several else ("yes" if equal else "no"),
+            "0" if worst.absolute == 0 else f"{worst.absolute:.1e}",
+            "0" if relative == 0 else f"{relative:.1e}",
+            *([str(step)] if several else []),
+            _number(worst.recorded),
+            _number(worst.replayed),
+            style=None if equal == len(pairs) else "yellow",
+        )
+    _add_states(table, report, several)
+    return table
+
+
+def _add_states(table: Table, report: ReplayReport, several: bool) -> None:
+    for name, found in (
+        ("state before", [step.starts_alike for step in report.steps]),
+        ("state after", [step.ends_alike for step in report.steps]),
+    ):
+        equal = sum(alike is True for alike in found)
+        judged = all(alike is not None for alike in found)
+        text = f"{equal}/{len(found)}" if several else ("yes" if equal else "no")
+        blanks = [""] * (5 if several else 4)
+        style = "bold" if not judged or equal == len(found) else "bold yellow"
+        table.add_row(name, text if judged else "–", *blanks, style=style)
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.5g}"

@@ -1,0 +1,44 @@
+"""Whether recorded steps came out again."""
+
+from collections.abc import Collection, Iterator
+
+from services.common.run_files.rerun_report import ReplayedStep, ReplayReport
+
+
+def differences(report: ReplayReport) -> list[str]:
+    """A sentence for each step that is not what was recorded, bit for bit; none where all are."""
+    return [sentence for step in report.steps for sentence in _step(step)]
+
+
+def _step(step: ReplayedStep) -> Iterator[str]:
+    if step.starts_alike is False:
+        yield f"step {step.step} starts from another state than recorded"
+    unequal = [pair.name for pair in step.values if not pair.equal]
+    if unequal:
+        yield f"step {step.step}: {len(unequal)} of {len(step.values)} values differ: {', '.join(unequal)}"
+    if step.ends_alike is False:
+        yield f"step {step.step} ends with another state than recorded"
+
+
+def outside(report: ReplayReport, tolerance: float, names: Collection[str]) -> list[str]:
+    """A sentence for each value, of those in `names` or of all, that is once further off than the tolerance.
+
+    |recorded − replayed| > tolerance · max(1, |recorded|); a value that is only on one side is outside any.
+    """
+    told = []
+    for name in names or report.names:
+        pairs = report.pairs(name)
+        if not pairs:
+            told.append(f"{name} is none of the values, expected one of {', '.join(report.names)}")
+            continue
+        step, worst = max(pairs, key=lambda each: each[1].scaled)
+        if not worst.scaled <= tolerance:
+            told.append(
+                f"{name} at step {step} is {_number(worst.replayed)}, recorded {_number(worst.recorded)}: "
+                f"off by {worst.scaled:.3g}, expected at most {tolerance:g}"
+            )
+    return told
+
+
+def _number(value: float | None) -> str:
+    return "missing" if value is None else f"{value:.9g}"

@@ -1,0 +1,58 @@
+"""Runs one of the trainer's modules to its end, under torchrun where it has several ranks."""
+
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NoReturn
+
+from services.cli.shared.processes import ServiceProcess, free_port
+from services.common.serving.arguments import overrides_environment
+
+
+class ModuleFailed(Exception):
+    """It came to no result; the message says why."""
+
+
+@dataclass(frozen=True)
+class TrainerModule:
+    """`threads` each rank, as results depend on it. `overrides` may hold secrets, `arguments` may not."""
+
+    module: str
+    arguments: Sequence[str]
+    log: Path
+    ranks: int = 1
+    threads: str = "1"
+    environment: Mapping[str, str] = field(default_factory=dict)
+    overrides: Sequence[str] = ()
+
+    def run(self, deadline: float) -> None:
+        """Raises ModuleFailed with its reason, or when the monotonic time `deadline` has passed."""
+        name = self.module.rpartition(".")[2]
+        environment = {"OMP_NUM_THREADS": self.threads, "PYTHONUNBUFFERED": "1", **self.environment}
+        environment |= overrides_environment(self.overrides)
+        # Of this run alone: an earlier one's reason must not be taken for its own.
+        self.log.unlink(missing_ok=True)
+        process = ServiceProcess(name, self._command(), self.log, environment)
+        try:
+            process.start()
+            process.wait(deadline)
+            code = process.exit_code()
+        finally:
+            process.kill()
+        if code != 0:
+            late = "the time is up" if time.monotonic() >= deadline else process.ending().reason
+            raise ModuleFailed(f"{late} (status {code}, {self.log})")
+
+    def _command(self) -> list[str]:
+        command = [sys.executable, "-m"]
+        if self.ranks > 1:
+            command += ["services.trainer.launch", "--nproc-per-node", str(self.ranks)]
+            command += ["--master-addr", "127.0.0.1", "--master-port", str(free_port()), "-m"]
+        return [*command, self.module, *self.arguments]
+
+
+def leave(*_: object) -> NoReturn:
+    """For SIGTERM: as Ctrl-C would, so that what was started is ended."""
+    raise KeyboardInterrupt

@@ -1,0 +1,69 @@
+"""The command line that the three services share."""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import NoReturn
+
+from services.common.config import Config, ConfigError, load_config
+from services.common.errors import InvalidData
+from services.common.exit_codes import CONFIGURATION
+from services.common.logs import configure_logs, get_logger
+from services.common.serving.signals import tell_stacks
+
+# A JSON list of overrides, applied before those of the command line: unlike arguments, others cannot read it.
+OVERRIDES_VARIABLE = "TRIVET_OVERRIDES"
+# The event of a service's last line when it fails; whoever started it shows the reason.
+ENDED = "ended"
+
+
+def parse_service_arguments(service: str, argv: list[str] | None = None) -> Config:
+    """Reads --config, TRIVET_OVERRIDES and --set; leaves with status 2 and a sentence when they cannot be used."""
+    tell_stacks()
+    configure_logs(service, "")
+    parser = argparse.ArgumentParser(prog=f"python -m services.{service}")
+    parser.add_argument("--config", required=True, metavar="FILE", help="the run's YAML")
+    parser.add_argument(
+        "--set", action="append", default=[], dest="overrides", metavar="SECTION.KEY=VALUE", help="override; repeatable"
+    )
+    arguments = parser.parse_args(argv)
+    try:
+        return load_config(arguments.config, [*inherited_overrides(), *arguments.overrides])
+    except ConfigError as error:
+        sys.exit(report_end(CONFIGURATION, str(error)))
+
+
+def inherited_overrides() -> list[str]:
+    """Those that came by the environment."""
+    overrides: list[str] = json.loads(os.environ.get(OVERRIDES_VARIABLE, "[]"))
+    return overrides
+
+
+def overrides_environment(overrides: Sequence[str]) -> dict[str, str]:
+    """For a process to start: secrets among them must not show in the list of processes."""
+    return {OVERRIDES_VARIABLE: json.dumps(list(overrides))}
+
+
+def report_end(status: int, reason: str, **details: object) -> int:
+    """The line that tells why a service fails, in one sentence; returns `status`."""
+    get_logger(__name__).error(ENDED, exit_code=status, reason=reason, **details)
+    return status
+
+
+@contextmanager
+def starting() -> Iterator[None]:
+    """What cannot be used while a service starts is its configuration, data or model: raises ConfigError for it."""
+    try:
+        yield
+    except (InvalidData, ValueError) as error:
+        raise ConfigError(str(error)) from error
+
+
+def leave(code: int) -> NoReturn:
+    """At once: threads of libraries must not keep a finished process alive."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

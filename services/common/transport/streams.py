@@ -1,0 +1,268 @@
+"""Typed messages on Redis Streams: delivered at least once, claimed from the dead, given up with a reason."""
+
+import math
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar, cast
+
+import redis
+from google.protobuf.message import Message
+from redis.exceptions import ResponseError
+from trivet.v1 import sample_pb2
+
+from services.common import metrics
+from services.common.config import RedisConfig
+from services.common.errors import InvalidData, TrivetError
+from services.common.transport.client import MAX_BLOCK_SECONDS
+from services.common.transport.dead_letters import FIELD, DeadLetters, dead_letter, parse_entry
+
+M = TypeVar("M", bound=Message)
+N = TypeVar("N", bound=Message)
+
+
+@dataclass(frozen=True)
+class Entry(Generic[M]):
+    id: str
+    message: M
+    # 1 when it is read for the first time.
+    deliveries: int
+
+
+class Stream(Generic[M]):
+    """One stream as one consumer of one group sees it. Thread-safe."""
+
+    def __init__(
+        self,
+        client: redis.Redis,
+        name: str,
+        message_type: type[M],
+        *,
+        group: str,
+        consumer: str,
+        config: RedisConfig,
+        dead_letters: DeadLetters,
+        claims: bool = True,
+    ) -> None:
+        self.client, self.name, self.message_type = client, name, message_type
+        self.group, self.consumer, self.config = group, consumer, config
+        self._dead_letters, self._claims = dead_letters, claims
+        self._claim_cursor = "0-0"
+        self._last_claim = 0.0
+        self.label = name.rpartition(":")[2]
+        self._ensure_group()
+
+    def add(self, message: M) -> str:
+        return cast(bytes, self.client.xadd(self.name, {FIELD: message.SerializeToString()})).decode()
+
+    def add_all(self, messages: Sequence[M]) -> None:
+        with self.client.pipeline(transaction=True) as pipe:
+            for message in messages:
+                pipe.xadd(self.name, {FIELD: message.SerializeToString()})
+            pipe.execute()
+
+    def read(self, count: int, block_seconds: float) -> list[Entry[M]]:
+        """Up to `count` entries, those whose consumer stopped first. Empty after `block_seconds` without any.
+
+        Entries that cannot be parsed, or were delivered too often, go to the dead letters and are not returned.
+        """
+        claimed = self._claim(count) if self._claims else []
+        if claimed or count < 1:
+            return claimed
+        block = max(1, round(min(block_seconds, MAX_BLOCK_SECONDS) * 1000))
+        return self._parse(self._read_group(">", count, block), {})
+
+    def recover(self) -> Iterator[Entry[M]]:
+        """What this consumer had read before it stopped and never acknowledged, oldest first.
+
+        One at a time: only an entry that is in hand when the process dies has one more delivery for it.
+        """
+        last = "0-0"
+        while rows := self._read_group(last, 1, None):
+            [(raw_id, fields)] = rows
+            last = raw_id.decode()
+            if not fields:
+                # A deleted entry stays pending.
+                self.ack([last])
+                continue
+            for entry in self._parse(rows, self._deliveries([raw_id])):
+                yield entry
+                self.settle([last])
+
+    def release(self, entries: Iterable[Entry[M]]) -> None:
+        """Hands the entries back: others may claim them at once, and this delivery does not count."""
+        for entry in entries:
+            self._hold(
+                [entry.id], retrycount=entry.deliveries - 1, idle=math.ceil(self.config.claim_idle_seconds * 1000)
+            )
+
+    def settle(self, ids: Iterable[str]) -> None:
+        """The entries did no harm: this delivery does not count. For a consumer that keeps what it reads."""
+        self._hold(ids, retrycount=0)
+
+    def touch(self, ids: Iterable[str]) -> None:
+        """Tells that the entries are still being worked on, so that nobody claims them."""
+        self._hold(ids)
+
+    def ack(self, ids: Iterable[str]) -> None:
+        """Acknowledges and deletes, in one transaction."""
+        listed = list(ids)
+        if listed:
+            with self.client.pipeline(transaction=True) as pipe:
+                self._finish(pipe, listed)
+                pipe.execute()
+
+    def forward(self, entry_id: str, target: "Stream[N]", message: N) -> None:
+        """Adds `message` to `target` and finishes the entry here at once: it is always in one of the two."""
+        with self.client.pipeline(transaction=True) as pipe:
+            pipe.xadd(target.name, {FIELD: message.SerializeToString()})
+            self._finish(pipe, [entry_id])
+            pipe.execute()
+
+    def dead_letter(self, entry: Entry[M], error: TrivetError) -> None:
+        self._dead_letter(
+            entry.id, entry.message.SerializeToString(), _group_id(entry.message), entry.deliveries, error
+        )
+
+    def scan(self) -> Iterable[M]:
+        """Every parsable message in the stream, read or not, without taking any."""
+        last = "-"
+        while rows := cast(list[Any], self.client.xrange(self.name, min=last, count=256)):
+            for _, fields in rows:
+                # What cannot be parsed is dead-lettered by the consumer that reads it.
+                with suppress(InvalidData):
+                    yield parse_entry(fields, self.message_type)
+            last = f"({rows[-1][0].decode()}"
+
+    def depth(self) -> int:
+        return self.client.xlen(self.name)
+
+    def pending(self) -> int:
+        summary: Any = {"pending": 0}
+        with self._rebuilding():
+            summary = self.client.xpending(self.name, self.group)
+        return int(summary["pending"])
+
+    def _hold(self, ids: Iterable[str], **options: Any) -> None:
+        listed: list[Any] = list(ids)
+        if listed:
+            with self._rebuilding():
+                self.client.xclaim(self.name, self.group, self.consumer, 0, listed, justid=True, **options)
+
+    def _ensure_group(self) -> None:
+        try:
+            self.client.xgroup_create(self.name, self.group, id="0", mkstream=True)
+        except ResponseError as error:
+            if not str(error).startswith("BUSYGROUP"):
+                raise
+
+    def _read_group(self, start: str, count: int, block: int | None) -> list[Any]:
+        reply: Any = None
+        with self._rebuilding():
+            reply = self.client.xreadgroup(self.group, self.consumer, {self.name: start}, count=count, block=block)
+        if not reply:
+            return []
+        streams = reply.values() if isinstance(reply, dict) else [rows for _, rows in cast(list[Any], reply)]
+        return [row for rows in streams for row in rows]
+
+    @contextmanager
+    def _rebuilding(self) -> Iterator[None]:
+        """A group that Redis lost (flushed, restarted empty) is made again; the operation counts as one on nothing."""
+        try:
+            yield
+        except ResponseError as error:
+            # A pipeline puts its own words before it.
+            if "NOGROUP" not in str(error):
+                raise
+            metrics.STREAM_REBUILDS.labels(self.label).inc()
+            self._ensure_group()
+
+    def _claim(self, count: int) -> list[Entry[M]]:
+        interval = self.config.claim_idle_seconds / 4
+        if count < 1 or time.monotonic() - self._last_claim < interval:
+            return []
+        idle = round(self.config.claim_idle_seconds * 1000)
+        cursor, rows = b"0-0", []
+        with self._rebuilding():
+            cursor, rows, *_ = self.client.xautoclaim(
+                self.name, self.group, self.consumer, idle, self._claim_cursor, count=count
+            )
+        self._claim_cursor = cursor.decode()
+        if self._claim_cursor == "0-0":
+            self._last_claim = time.monotonic()
+        if not rows:
+            return []
+        metrics.STREAM_CLAIMS.labels(self.label).inc(len(rows))
+        return self._parse(rows, self._deliveries([row[0] for row in rows]))
+
+    def _deliveries(self, ids: list[bytes]) -> dict[bytes, int]:
+        replies: list[Any] = []
+        with self._rebuilding(), self.client.pipeline(transaction=False) as pipe:
+            for entry_id in ids:
+                pipe.xpending_range(self.name, self.group, entry_id, entry_id, 1)
+            replies = pipe.execute()
+        return {reply[0]["message_id"]: reply[0]["times_delivered"] for reply in replies if reply}
+
+    def _parse(self, rows: list[Any], deliveries: dict[bytes, int]) -> list[Entry[M]]:
+        entries = []
+        for raw_id, fields in rows:
+            count = deliveries.get(raw_id, 1)
+            try:
+                message = parse_entry(fields, self.message_type)
+            except InvalidData as error:
+                self._dead_letter(raw_id.decode(), fields.get(FIELD, b""), "", count, error)
+                continue
+            entry = Entry(raw_id.decode(), message, count)
+            if count > self.config.max_deliveries:
+                reason = f"delivered {count} times without success, at most {self.config.max_deliveries} allowed"
+                self.dead_letter(entry, TrivetError("too_many_deliveries", reason))
+                continue
+            entries.append(entry)
+        return entries
+
+    def _dead_letter(self, entry_id: str, payload: bytes, group_id: str, deliveries: int, error: TrivetError) -> None:
+        letter = dead_letter(self.label, entry_id, payload, error, group_id=group_id, deliveries=deliveries)
+        self._dead_letters.add(letter, lambda pipe: self._finish(pipe, [entry_id]))
+
+    def _finish(self, pipe: Any, ids: list[str]) -> None:
+        pipe.xack(self.name, self.group, *ids)
+        pipe.xdel(self.name, *ids)
+
+
+def _group_id(message: Message) -> str:
+    if isinstance(message, sample_pb2.Prompt):
+        return message.group_id
+    if isinstance(message, sample_pb2.Group):
+        return message.prompt.group_id
+    if isinstance(message, sample_pb2.ScoredGroup):
+        return message.group.prompt.group_id
+    return ""
+
+
+class RunStreams:
+    """The streams of one run. The trainer neither claims nor is claimed from: its entries wait for a checkpoint."""
+
+    def __init__(self, client: redis.Redis, run: str, config: RedisConfig) -> None:
+        self._client, self._run, self._config = client, run, config
+
+    def prompts(self, consumer: str) -> Stream[sample_pb2.Prompt]:
+        return self._stream("prompts", sample_pb2.Prompt, "rollout", consumer)
+
+    def samples(self, consumer: str) -> Stream[sample_pb2.Group]:
+        return self._stream("samples", sample_pb2.Group, "reward", consumer)
+
+    def scored(self, consumer: str) -> Stream[sample_pb2.ScoredGroup]:
+        return self._stream("scored", sample_pb2.ScoredGroup, "trainer", consumer, claims=False)
+
+    def _stream(self, name: str, message_type: type[M], group: str, consumer: str, claims: bool = True) -> Stream[M]:
+        return Stream(
+            self._client,
+            f"{self._run}:{name}",
+            message_type,
+            group=group,
+            consumer=consumer,
+            config=self._config,
+            dead_letters=DeadLetters(self._client, self._run),
+            claims=claims,
+        )

@@ -1,0 +1,110 @@
+"""Steps written down so that they can be run again, whole or not at all."""
+
+import os
+import shutil
+import time
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from trivet.v1 import step_pb2
+
+from services.common.config import Config
+from services.common.run_files.lineage import config_version
+from services.common.run_files.recorded_steps import (
+    ENGINE_DIRECTORY,
+    POLICY_DIRECTORY,
+    RECORD_FILE,
+    RECORDED_DIRECTORY,
+    StepRecord,
+    recorded_directories,
+    step_directory,
+    write_config,
+    write_order,
+)
+from services.trainer.engine.protocol import TrainEngine
+from services.trainer.metrics import counters
+from services.trainer.metrics.step_metrics import Values
+from services.trainer.recording.environment import environment
+
+
+@dataclass(frozen=True)
+class Begun:
+    step: int
+    order: step_pb2.StepOrder
+    steps_applied: int
+    digest: str
+
+
+class Recorder:
+    """Every rank has one and calls it alike: each writes its part of the engine's state, rank 0 the rest."""
+
+    def __init__(self, config: Config, engine: TrainEngine) -> None:
+        self._config, self._engine = config, engine
+        # Absolute: ranks may be started in different directories.
+        self._run = config.run.path.absolute()
+        self._directory = self._run / RECORDED_DIRECTORY
+        self._begun: Begun | None = None
+
+    def due(self, step: int) -> bool:
+        every = self._config.trainer.recording.every
+        return every > 0 and (step - 1) % every == 0
+
+    def begin(self, step: int, order: step_pb2.StepOrder) -> None:
+        """Before the step: everything that it depends on."""
+        staged = self._staging(step)
+        if self._engine.rank == 0:
+            self._clear(step)
+            staged.mkdir(parents=True)
+        self._engine.barrier()
+        self._begun = Begun(step, order, self._engine.steps_applied, self._engine.state_digest())
+        self._engine.export(staged / POLICY_DIRECTORY)
+        self._engine.save(staged / ENGINE_DIRECTORY)
+
+    def finish(self, values: Values) -> None:
+        """After the step: what came of it. Only now is the recording there to be found."""
+        begun, self._begun = self._begun, None
+        assert begun is not None
+        digest = self._engine.state_digest()
+        if self._engine.rank != 0:
+            return
+        staged = self._staging(begun.step)
+        write_order(staged, begun.order)
+        write_config(staged, self._config)
+        record = StepRecord(
+            step=begun.step,
+            run=self._config.run.name,
+            config_version=config_version(self._config),
+            world_size=self._engine.world_size,
+            zero_stage=self._config.trainer.zero_stage,
+            environment=self._environment,
+            steps_applied=begun.steps_applied,
+            digest_before=begun.digest,
+            digest_after=digest,
+            values={name: float(value).hex() for name, value in values.items()},
+            groups=len(begun.order.groups),
+            recorded_at=time.time(),
+        )
+        with (staged / RECORD_FILE).open("w", encoding="utf-8") as file:
+            file.write(record.model_dump_json(indent=1) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        staged.rename(step_directory(self._directory, begun.step))
+        for old in list(recorded_directories(self._run).values())[: -self._config.trainer.recording.keep]:
+            shutil.rmtree(old)
+        counters.STEPS_RECORDED.inc()
+
+    @cached_property
+    def _environment(self) -> dict[str, str]:
+        return environment(self._config, self._engine.device)
+
+    def _staging(self, step: int) -> Path:
+        return self._directory / f"staging-{step:06d}"
+
+    def _clear(self, step: int) -> None:
+        """What a crash left behind, and steps that a resume from an earlier one has made void."""
+        for left_behind in self._directory.glob("staging-*"):
+            shutil.rmtree(left_behind)
+        for recorded, void in recorded_directories(self._run).items():
+            if recorded >= step:
+                shutil.rmtree(void)

@@ -1,0 +1,263 @@
+"""Scored groups in: each counted once, none lost, bad ones named."""
+
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+
+from trivet.v1 import sample_pb2
+
+from services.common.errors import GaveUp, InvalidData, Outage, entrys_fault
+from services.common.logs import get_logger
+from services.common.transport.blobs import Blob, BlobStore
+from services.common.transport.dead_letters import DeadLetters
+from services.common.transport.streams import Entry, Stream
+from services.common.wire.samples import sample_id
+from services.trainer.batch.rewards import has_variance
+from services.trainer.metrics import counters
+from services.trainer.steps.evaluation import Evaluation
+from services.trainer.steps.ledger import Ledger
+from services.trainer.steps.verification import (
+    PROMPT_MISMATCH,
+    SAMPLING_MISMATCH,
+    VERSION_ABANDONED,
+    VERSION_UNKNOWN,
+    Verifier,
+)
+
+READ_AT_ONCE = 64
+MAX_REISSUES = 3
+TOO_STALE = "group_too_stale"
+# Nothing is wrong with the prompt: sampling again helps.
+REISSUED_CODES = {"blob_missing", "blob_corrupt", TOO_STALE, PROMPT_MISMATCH, SAMPLING_MISMATCH, VERSION_UNKNOWN}
+
+log = get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A scored group that passed every check, with the replay data of its samples."""
+
+    entry_id: str
+    scored: sample_pb2.ScoredGroup
+    replays: tuple[bytes, ...]
+
+    @property
+    def issue(self) -> int:
+        return self.scored.group.prompt.issue
+
+    @property
+    def oldest_version(self) -> int:
+        """Of the policies that sampled it; of a group that names none, the one it was issued at."""
+        group = self.scored.group
+        spans = (span.version for sample in group.samples for span in sample.versions)
+        return min(spans, default=group.prompt.min_version)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a checkpoint lets go of. Until then the arrival itself, replay data and all, would fill rank 0's memory."""
+
+    entry_id: str
+    blobs: tuple[Blob, ...]
+
+
+class Intake:
+    """Holds arrivals until a step takes them, and their stream entries until a checkpoint holds them."""
+
+    def __init__(
+        self,
+        stream: Stream[sample_pb2.ScoredGroup],
+        dead_letters: DeadLetters,
+        blobs: BlobStore,
+        ledger: Ledger,
+        *,
+        verifier: Verifier,
+        check: Callable[[Arrival], None],
+        issue_of: Callable[[str], int | None],
+        reissue: Callable[[int], None],
+        max_lost: int,
+        max_filtered: int = 0,
+    ) -> None:
+        """Up to `max_filtered` groups whose rewards are all the same are replaced before each step."""
+        self._stream, self._dead_letters, self._blobs, self._ledger = stream, dead_letters, blobs, ledger
+        self._verifier, self._check, self._issue_of = verifier, check, issue_of
+        self._reissue, self._max_lost = reissue, max_lost
+        self._max_filtered, self._filtered = max_filtered, 0
+        self._lost_in_a_row = 0
+        # Under way since before the start, and so perhaps under another configuration.
+        self._inherited: set[int] = set()
+        self._ready: list[Arrival] = []
+        self._held: list[Entry[sample_pb2.ScoredGroup]] = []
+        self._trained: list[Trained] = []
+        self.evaluation: Evaluation | None = None
+
+    @property
+    def ready(self) -> int:
+        return len(self._ready)
+
+    def recover(self) -> None:
+        """Takes up what was read before a restart and is not held by a checkpoint.
+
+        What was under way then is issued again where it is refused: nothing is wrong with its prompt when, say, the
+        limit of a sample's length or the range of rewards has changed.
+        """
+        self._inherited = self._ledger.outstanding.keys() | self._ledger.withheld.keys()
+        self._accept_all(self._stream.recover())
+
+    def poll(self, block_seconds: float) -> int:
+        """Reads what has come and returns how many entries. Raises GaveUp after too many lost groups in a row,
+        and Outage when Redis or the blobs cannot serve: to be called again then."""
+        entries, self._held = self._held or self._stream.read(READ_AT_ONCE, block_seconds), []
+        self._accept_all(entries)
+        self._stream.settle(entry.id for entry in entries)
+        self.read_dead_letters()
+        return len(entries)
+
+    def _accept_all(self, entries: Iterable[Entry[sample_pb2.ScoredGroup]]) -> None:
+        """What an outage is in the way of is held, and taken up at the next poll."""
+        coming = iter(entries)
+        for entry in coming:
+            try:
+                self._accept(entry)
+            except Outage:
+                self._held = [entry, *coming]
+                raise
+
+    def take(self, count: int) -> list[Arrival]:
+        """The `count` oldest, by version and then by arrival; they count as trained from here on."""
+        self._ready.sort(key=lambda arrival: arrival.oldest_version)
+        taken, self._ready = self._ready[:count], self._ready[count:]
+        self._ledger.train([arrival.issue for arrival in taken])
+        self._trained += [Trained(arrival.entry_id, tuple(_blobs(arrival.scored))) for arrival in taken]
+        self._filtered = 0
+        return taken
+
+    def reissue_ready(self, too_stale: Callable[[Arrival], bool]) -> None:
+        """Has those sampled again that have grown too stale while they waited for their step."""
+        for arrival in [arrival for arrival in self._ready if too_stale(arrival)]:
+            counters.GROUPS_REISSUED.labels(TOO_STALE).inc()
+            self.release([arrival.issue])
+            self._reissue(arrival.issue)
+
+    def release(self, issues: Collection[int]) -> None:
+        """Lets go of those that are to be sampled again later."""
+        for arrival in [arrival for arrival in self._ready if arrival.issue in issues]:
+            self._ready.remove(arrival)
+            self._drop(arrival.entry_id, arrival.scored)
+
+    def commit(self) -> None:
+        """To be called once a checkpoint that holds the trained groups is durable."""
+        self._stream.ack(trained.entry_id for trained in self._trained)
+        self._blobs.delete(blob for trained in self._trained for blob in trained.blobs)
+        self._trained = []
+
+    def held_issues(self) -> set[int]:
+        return {arrival.issue for arrival in self._ready}
+
+    def read_dead_letters(self) -> None:
+        letters = self._dead_letters.read()
+        for letter in letters:
+            self._give_up(letter)
+        if letters:
+            self._dead_letters.mark_read()
+
+    def _accept(self, entry: Entry[sample_pb2.ScoredGroup]) -> None:
+        prompt = entry.message.group.prompt
+        # What a group is goes by its id, which is compared with what was issued, and not by what else it says.
+        issue = self._issue_of(prompt.group_id)
+        if issue is None and prompt.purpose == sample_pb2.PURPOSE_EVALUATION:
+            self._accept_evaluation(entry)
+        elif issue is None:
+            counters.GROUPS_STALE.inc()
+            self._drop(entry.id, entry.message)
+        elif not self._ledger.is_outstanding(issue) or issue in self.held_issues():
+            counters.GROUPS_DUPLICATE.inc()
+            self._drop(entry.id, entry.message)
+        else:
+            self._accept_training(entry, issue)
+
+    def _accept_evaluation(self, entry: Entry[sample_pb2.ScoredGroup]) -> None:
+        issued = self.evaluation.awaited(entry.message.group.prompt.group_id) if self.evaluation else None
+        if self.evaluation is not None and issued is not None:
+            try:
+                with entrys_fault():
+                    self._verifier.check_evaluation(entry.message, issued)
+                    self.evaluation.add(entry.message)
+            except InvalidData as error:
+                if error.code != VERSION_ABANDONED:
+                    self._stream.dead_letter(entry, error)
+                    return
+                log.warning("evaluated again", group=issued.group_id, reason=str(error))
+                counters.GROUPS_REISSUED.labels(error.code).inc()
+                self.evaluation.issue_again(issued.group_id)
+        self._stream.ack([entry.id])
+
+    def _accept_training(self, entry: Entry[sample_pb2.ScoredGroup], issue: int) -> None:
+        try:
+            with entrys_fault():
+                self._verifier.check_training(entry.message, issue)
+            arrival = Arrival(entry.id, entry.message, self._fetch(entry.message))
+            with entrys_fault():
+                self._check(arrival)
+        except InvalidData as error:
+            log.warning("group refused", group=entry.message.group.prompt.group_id, code=error.code, reason=str(error))
+            tried = self._ledger.outstanding[issue] >= MAX_REISSUES
+            if self._sampled_again(issue, error.code, error.code in REISSUED_CODES and not tried):
+                self._drop(entry.id, entry.message)
+            else:
+                self._stream.dead_letter(entry, error)
+            return
+        self._lost_in_a_row = 0
+        if self._filtered < self._max_filtered and not has_variance(entry.message):
+            self._filter(entry, issue)
+        else:
+            self._ready.append(arrival)
+
+    def _sampled_again(self, issue: int, code: str, may_be: bool = False) -> bool:
+        """Issued again once if it was under way before the start, else where it `may_be`."""
+        if issue not in self._inherited and not may_be:
+            return False
+        self._inherited.discard(issue)
+        counters.GROUPS_REISSUED.labels(code).inc()
+        self._reissue(issue)
+        return True
+
+    def _fetch(self, scored: sample_pb2.ScoredGroup) -> tuple[bytes, ...]:
+        return tuple(self._blobs.get(blob) for blob in _blobs(scored))
+
+    def _filter(self, entry: Entry[sample_pb2.ScoredGroup], issue: int) -> None:
+        """Dynamic sampling: a group without variance has nothing to teach, and a fresh prompt takes its place."""
+        self._filtered += 1
+        self._ledger.lose(issue)
+        counters.GROUPS_FILTERED.inc()
+        self._drop(entry.id, entry.message)
+
+    def _drop(self, entry_id: str, scored: sample_pb2.ScoredGroup) -> None:
+        kept = {blob.reference.key for arrival in self._ready for blob in _blobs(arrival.scored)}
+        kept |= {blob.reference.key for trained in self._trained for blob in trained.blobs}
+        self._blobs.delete(blob for blob in _blobs(scored) if blob.reference.key not in kept)
+        self._stream.ack([entry_id])
+
+    def _give_up(self, letter: sample_pb2.DeadLetter) -> None:
+        log.warning("dead letter", stream=letter.stream, group=letter.group_id, code=letter.code, reason=letter.reason)
+        issue = self._issue_of(letter.group_id)
+        if issue is not None and self._ledger.is_outstanding(issue) and issue not in self.held_issues():
+            # What ends its consumers time and again is not given another round by their restarts.
+            if letter.code != "too_many_deliveries" and self._sampled_again(issue, letter.code):
+                return
+            counters.GROUPS_LOST.labels(letter.code).inc()
+            self._ledger.lose(issue)
+            self._lost_in_a_row += 1
+            if self._lost_in_a_row > self._max_lost:
+                raise GaveUp(
+                    "too_many_lost_groups",
+                    f"{self._lost_in_a_row} groups in a row were given up, at most {self._max_lost} allowed "
+                    f"(trainer.max_lost_groups); the last one because {letter.code}: {letter.reason}",
+                )
+        elif issue is None and self.evaluation is not None:
+            self.evaluation.fail(letter.group_id, letter.code, letter.reason)
+
+
+def _blobs(scored: sample_pb2.ScoredGroup) -> list[Blob]:
+    """Each is held to the id that the sample has by its place, whatever the message calls it."""
+    prompt = scored.group.prompt
+    return [Blob(sample_id(prompt, sample.index), sample.replay) for sample in scored.group.samples]

@@ -1,0 +1,66 @@
+"""What rank 0 tells Prometheus of its run: one call for each thing that happened."""
+
+import time
+from collections.abc import Iterable, Mapping
+
+from prometheus_client import REGISTRY
+from trivet.v1 import trainer_pb2
+
+from services.common.config import Config
+from services.common.run_files.run_log import FIRST
+from services.common.transport.redis_metrics import RedisCollector
+from services.trainer.batch.samples import TrainSample
+from services.trainer.metrics import counters
+from services.trainer.metrics.step_gauges import EVALUATION_VALUES, STEP_VALUES
+from services.trainer.metrics.step_metrics import SAMPLER_AGAINST_TRAINER
+from services.trainer.steps.status import Controls
+
+
+def observe_start(config: Config, controls: Controls) -> None:
+    """Once, before the first step: what later values are compared with, and the run's queues from here on."""
+    trainer, reward = config.trainer, config.reward
+    counters.STEPS_PLANNED.set(trainer.steps)
+    counters.GRAD_NORM_LIMIT.set(trainer.optimizer.max_grad_norm)
+    counters.STALENESS_LIMIT.set(trainer.max_staleness)
+    counters.CHECKPOINT_INTERVAL.set(trainer.checkpoint_every)
+    lowest, highest = (0.0, 1.0) if reward.normalize else (reward.minimum, reward.maximum)
+    counters.REWARD_RANGE.labels("lowest").set(lowest)
+    counters.REWARD_RANGE.labels("highest").set(highest)
+    counters.STEP_TIME.set(time.time())
+    counters.PAUSED.set_function(lambda: controls.paused)
+    if config.redis.url is not None and config.data.preferences is None:
+        REGISTRY.register(RedisCollector(config.redis, config.run.name))
+
+
+def observe_samples(samples: Iterable[TrainSample]) -> None:
+    for sample in samples:
+        counters.SAMPLE_ADVANTAGE.observe(sample.advantage)
+
+
+def observe_step(step: int, groups: int, values: Mapping[str, float]) -> None:
+    """`values` are those of steps.jsonl."""
+    counters.STEP.set(step)
+    counters.STEP_TIME.set(time.time())
+    counters.STEP_SECONDS.observe(values["step_seconds"])
+    counters.GROUPS_TRAINED.inc(groups)
+    counters.TOKENS.inc(values["tokens"])
+    STEP_VALUES.set({**_of_the_only(values), **values})
+
+
+def _of_the_only(values: Mapping[str, float]) -> dict[str, float]:
+    """What the series of the first and of all optimizer steps say where there was one, so that alerts need no cases."""
+    found = {f"{FIRST}{name}": values[name] for name in SAMPLER_AGAINST_TRAINER if name in values}
+    return found | ({"grad_norm_max": values["grad_norm"]} if "grad_norm" in values else {})
+
+
+def observe_evaluation(values: Mapping[str, float]) -> None:
+    """`values` are those of evaluations.jsonl."""
+    EVALUATION_VALUES.set(values)
+
+
+def observe_checkpoint(saved: trainer_pb2.Checkpoint) -> None:
+    """Saved, or gone on from: the run is at its step in both cases."""
+    counters.STEP.set(saved.step)
+    counters.CHECKPOINT_STEP.set(saved.step)
+    counters.CHECKPOINT_TIME.set(saved.saved_at)
+    counters.CHECKPOINT_BYTES.set(saved.size)

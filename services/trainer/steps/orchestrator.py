@@ -1,0 +1,284 @@
+"""Rank 0's side of the run: prompts out, scored groups in, versions and checkpoints announced."""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import redis
+from trivet.v1 import sample_pb2, step_pb2, trainer_pb2
+
+from services.common.config import Config
+from services.common.errors import InvalidData, Unavailable
+from services.common.logs import get_logger
+from services.common.transport.blobs import open_blobs
+from services.common.transport.dead_letters import DeadLetters
+from services.common.transport.outages import Outages
+from services.common.transport.streams import RunStreams
+from services.common.transport.weight_feed import WeightFeed
+from services.trainer.checkpoint.directory import TrainerState
+from services.trainer.data.prompts import PromptData
+from services.trainer.metrics import counters
+from services.trainer.steps.evaluation import Evaluation
+from services.trainer.steps.intake import TOO_STALE, Arrival, Intake
+from services.trainer.steps.issuer import Issuer
+from services.trainer.steps.ledger import Ledger
+from services.trainer.steps.status import Controls, Status
+from services.trainer.steps.verification import Verifier
+
+CONSUMER = "trainer"
+POLL_SECONDS = 1.0
+# Without an arrival for so long, what is outstanding is looked for.
+RECONCILE_SECONDS = 60.0
+# Likewise, a version that is in memory alone goes to disk.
+PUBLISH_AGAIN_SECONDS = 30.0
+
+log = get_logger(__name__)
+
+
+@dataclass
+class Conductor:
+    """A StepSource: steps are made of what rollouts sampled and rewards scored."""
+
+    config: Config
+    data: PromptData
+    client: redis.Redis
+    status: Status
+    controls: Controls
+    check: Callable[[Arrival], None]
+    # Dynamic sampling: how many batches of groups without variance may be replaced before a step.
+    filtered_rounds: int = 0
+
+    def __post_init__(self) -> None:
+        config = self.config
+        self.ledger = Ledger(config.trainer.groups_per_step, config.trainer.max_staleness)
+        streams = RunStreams(self.client, config.run.name, config.redis)
+        self._prompts, self._samples = streams.prompts(CONSUMER), streams.samples(CONSUMER)
+        self._scored = streams.scored(CONSUMER)
+        self._issuer = Issuer(config, self.data)
+        self.feed = WeightFeed(self.client, config.run.name)
+        self.step = 0
+        # Rollouts may still sample under what was published before this start, also after the checkpoint's step.
+        published = self.feed.newest_version()
+        # Of outstanding groups, the version that each was last issued at, as far as this process knows.
+        self._issued_at: dict[int, int] = {}
+        # After as long without a group the run ends.
+        self.outages = self.status.outages = Outages(config.trainer.batch_timeout_seconds)
+        self._verifier = Verifier(self._issuer, config.reward, lambda: max(self.step, published))
+        # Seconds of waiting without an arrival, and since what is outstanding was last looked for.
+        self._silence = self._unreconciled = 0.0
+        self.intake = Intake(
+            self._scored,
+            DeadLetters(self.client, config.run.name),
+            open_blobs(config.blobs, self.client, config.run.name),
+            self.ledger,
+            verifier=self._verifier,
+            check=self._check_arrival,
+            issue_of=self._issuer.issue_of,
+            reissue=self._reissue,
+            max_lost=config.trainer.max_lost_groups,
+            max_filtered=self.filtered_rounds * config.trainer.groups_per_step,
+        )
+
+    @property
+    def history(self) -> str:
+        return self._issuer.history
+
+    @property
+    def data_version(self) -> str:
+        return self.data.version
+
+    def dump(self) -> dict[str, Any]:
+        return {**self.ledger.dump(), "sampling": self._verifier.dump()}
+
+    def commit(self) -> None:
+        self.outages.ride_out_blocking(self.intake.commit)
+
+    def held_out(self) -> step_pb2.StepOrder:
+        return step_pb2.StepOrder()
+
+    def restore(self, state: TrainerState) -> None:
+        """Goes on from a checkpoint: takes up what has arrived, and issues again what is nowhere to be found."""
+        self.step, self._issuer.history = state.step, state.history
+        self.ledger.restore(state.ledger)
+        self._verifier.restore(state.ledger.get("sampling", []))
+        self.outages.poll(self.intake.recover)
+        withheld = self.ledger.withhold(self._steps_left, self.intake.held_issues())
+        if withheld:
+            log.warning("more groups are outstanding than the staleness bound allows: put back", groups=len(withheld))
+        counters.GROUPS_REISSUED.labels("withheld").inc(len(withheld))
+        self.intake.release(withheld)
+        self.outages.poll(self.reconcile)
+
+    def issue(self) -> None:
+        """As many prompts as the staleness bound allows and the run still needs; none while Redis takes none."""
+        self.outages.poll(self._issue)
+
+    def _issue(self) -> None:
+        issues = self.ledger.next_issues(self.ledger.room(self._steps_left))
+        # First of all into the stream: what it does not take was not issued.
+        self._prompts.add_all(
+            [self._issuer.training_prompt(issue, attempt, self.step) for issue, attempt in issues.items()]
+        )
+        for _ in issues:
+            self.ledger.issue()
+        self._issued_at |= dict.fromkeys(issues, self.step)
+        counters.GROUPS_ISSUED.inc(len(issues))
+        self._show()
+
+    def next_order(self) -> step_pb2.StepOrder:
+        """What all ranks do next; WAIT at least once a second. Raises Unavailable when nothing arrives any more."""
+        if self.controls.stop.is_set():
+            return step_pb2.StepOrder(action=step_pb2.STEP_ACTION_STOP)
+        if self.controls.save_requested:
+            return step_pb2.StepOrder(action=step_pb2.STEP_ACTION_SAVE)
+        return self.outages.poll(self._order) or step_pb2.StepOrder(action=step_pb2.STEP_ACTION_WAIT)
+
+    def _order(self) -> step_pb2.StepOrder:
+        if self.controls.paused:
+            self.status.state = trainer_pb2.TRAINER_STATE_PAUSED
+            self._poll()
+            return step_pb2.StepOrder(action=step_pb2.STEP_ACTION_WAIT)
+        self._issue()
+        self.intake.reissue_ready(self._too_stale)
+        if self.intake.ready < self.config.trainer.groups_per_step or self._overtakes():
+            self.status.state = trainer_pb2.TRAINER_STATE_WAITING
+            self._wait_for_news()
+            if self._silence > PUBLISH_AGAIN_SECONDS and self.feed.only_in_memory:
+                # The rollouts that had it may all have been started again.
+                return step_pb2.StepOrder(action=step_pb2.STEP_ACTION_PUBLISH)
+            return step_pb2.StepOrder(action=step_pb2.STEP_ACTION_WAIT)
+        self.status.state = trainer_pb2.TRAINER_STATE_TRAINING
+        arrivals = self.intake.take(self.config.trainer.groups_per_step)
+        return step_pb2.StepOrder(
+            action=step_pb2.STEP_ACTION_TRAIN,
+            groups=[arrival.scored for arrival in arrivals],
+            replay=[data for arrival in arrivals for data in arrival.replays],
+        )
+
+    def evaluate(self) -> dict[str, float] | None:
+        """Issues the validation prompts and waits for them; None when the run is stopped meanwhile.
+
+        Nothing is published meanwhile, so every completion is of the same version. Raises Unavailable when nothing
+        comes for too long.
+        """
+        self.status.state = trainer_pb2.TRAINER_STATE_EVALUATING
+        # A repeated evaluation of a step, after a restart, must not take the earlier one's results.
+        evaluation_id = f"e{self.step}-{time.time_ns():x}"
+        prompts = self._issuer.evaluation_prompts(evaluation_id, self.step)
+        expected = {prompt.group_id: prompt for prompt in prompts}
+        evaluation = Evaluation(evaluation_id, self.config.evaluation.success_reward, expected, self._prompts.add)
+        self.intake.evaluation = evaluation
+        self.outages.ride_out_blocking(lambda: self._prompts.add_all(prompts))
+        patience = self.config.evaluation.timeout_seconds
+        deadline = time.monotonic() + patience
+        look = time.monotonic() + RECONCILE_SECONDS
+        while not evaluation.done:
+            if self.controls.stop.is_set():
+                return None
+            if time.monotonic() > deadline:
+                raise Unavailable(
+                    "evaluation_timeout",
+                    f"{len(evaluation.missing)} of {len(expected)} evaluation groups are missing, and nothing came for "
+                    f"{patience:.0f} s (evaluation.timeout_seconds); entries waiting: {self.backlog()}",
+                )
+            # An outage, where it is None, has a limit of its own.
+            if self.outages.poll(self._poll) != 0:
+                deadline = time.monotonic() + patience
+                look = time.monotonic() + RECONCILE_SECONDS
+            elif time.monotonic() > look:
+                look = time.monotonic() + RECONCILE_SECONDS
+                self.outages.poll(lambda: self._reconcile_evaluation(evaluation))
+        self.intake.evaluation = None
+        return evaluation.metrics()
+
+    def reconcile(self) -> None:
+        """Issues again every outstanding group that no stream, buffer or dead letter holds."""
+        alive = {self._issuer.issue_of(prompt.group_id): prompt.min_version for prompt in self._under_way()}
+        self.intake.read_dead_letters()
+        self._issued_at = {issue: alive[issue] for issue in self.ledger.outstanding if issue in alive}
+        for issue in sorted(self.ledger.outstanding.keys() - alive.keys() - self.intake.held_issues()):
+            log.warning("outstanding group is nowhere, issued again", issue=issue)
+            counters.GROUPS_REISSUED.labels("vanished").inc()
+            self._reissue(issue)
+
+    def _reconcile_evaluation(self, evaluation: Evaluation) -> None:
+        alive = {prompt.group_id for prompt in self._under_way()}
+        self.intake.read_dead_letters()
+        for group_id in evaluation.issue_vanished(alive):
+            log.warning("evaluation group is nowhere, issued again", group=group_id)
+            counters.GROUPS_REISSUED.labels("vanished").inc()
+
+    def _under_way(self) -> Iterator[sample_pb2.Prompt]:
+        """Groups only move forward, so looking in the order of the flow misses none."""
+        yield from self._prompts.scan()
+        yield from (group.prompt for group in self._samples.scan())
+        yield from (scored.group.prompt for scored in self._scored.scan())
+
+    def backlog(self) -> str:
+        return ", ".join(f"{stream.label} {stream.depth()}" for stream in (self._prompts, self._samples, self._scored))
+
+    @property
+    def _steps_left(self) -> int:
+        return self.config.trainer.steps - self.step
+
+    def _check_arrival(self, arrival: Arrival) -> None:
+        if self._too_stale(arrival):
+            raise InvalidData(
+                TOO_STALE,
+                f"group {arrival.scored.group.prompt.group_id} was sampled under version {arrival.oldest_version}, at "
+                f"most {self.config.trainer.max_staleness} before {self.step} allowed (trainer.max_staleness)",
+            )
+        self.check(arrival)
+
+    def _too_stale(self, arrival: Arrival) -> bool:
+        return self.step - arrival.oldest_version > self.config.trainer.max_staleness
+
+    def _overtakes(self) -> bool:
+        """Whether a step taken now would leave a group behind that is too stale for the next one.
+
+        It is waited for, because groups that take long would never be trained on otherwise; but not for ever.
+        """
+        if self._silence > self.config.trainer.batch_timeout_seconds / 2:
+            return False
+        last = self.step - self.config.trainer.max_staleness
+        under_way = self.ledger.outstanding.keys() - self.intake.held_issues()
+        return any(self._issued_at.get(issue, self.step) <= last for issue in under_way)
+
+    def _poll(self) -> int:
+        found = self.intake.poll(POLL_SECONDS)
+        if not found:
+            # Redis may have lost it, and a rollout that starts now would wait for it.
+            self.feed.keep_announced()
+        return found
+
+    def _wait_for_news(self) -> None:
+        """Only time spent waiting counts: a long step is no silence."""
+        started = time.monotonic()
+        if self._poll():
+            self._silence = self._unreconciled = 0.0
+        else:
+            waited = time.monotonic() - started
+            self._silence += waited
+            self._unreconciled += waited
+        if self._silence > self.config.trainer.batch_timeout_seconds:
+            raise Unavailable(
+                "batch_timeout",
+                f"no scored group for {self._silence:.0f} s of waiting (trainer.batch_timeout_seconds); "
+                f"entries waiting: {self.backlog()}",
+            )
+        if self._unreconciled > RECONCILE_SECONDS:
+            self._unreconciled = 0.0
+            self.reconcile()
+        self._show()
+
+    def _reissue(self, issue: int) -> None:
+        self._prompts.add(self._issuer.training_prompt(issue, self.ledger.outstanding[issue] + 1, self.step))
+        self.ledger.reissue(issue)
+        self._issued_at[issue] = self.step
+
+    def _show(self) -> None:
+        self.status.groups_issued = self.ledger.cursor
+        self.status.groups_trained = self.ledger.trained
+        self.status.groups_in_flight = len(self.ledger.outstanding)
+        counters.GROUPS_IN_FLIGHT.set(len(self.ledger.outstanding))

@@ -1,0 +1,109 @@
+"""Steps made of preference pairs from a file: no rollout, no reward, no Redis."""
+
+import uuid
+from dataclasses import dataclass
+from typing import Any
+
+from trivet.v1 import sample_pb2, step_pb2, trainer_pb2
+
+from services.common.config import Config
+from services.common.run_files.lineage import code_version, config_version
+from services.trainer.checkpoint.directory import TrainerState
+from services.trainer.data.preferences import PairRow, PreferenceData
+from services.trainer.steps.status import Controls, Status
+
+POLL_SECONDS = 1.0
+CHOSEN_REWARD, REJECTED_REWARD = 1.0, 0.0
+
+
+@dataclass
+class PairFeed:
+    """A StepSource. A pair is a group of two answers, scored 1 and 0; the cursor alone decides which comes next."""
+
+    config: Config
+    data: PreferenceData
+    status: Status
+    controls: Controls
+
+    def __post_init__(self) -> None:
+        self.step = self._cursor = 0
+        self.history = uuid.uuid4().hex[:8]
+        self._lineage = sample_pb2.Lineage(
+            data=self.data.version, code=code_version(), config=config_version(self.config)
+        )
+
+    @property
+    def data_version(self) -> str:
+        return self.data.version
+
+    def restore(self, state: TrainerState) -> None:
+        self.step, self.history, self._cursor = state.step, state.history, int(state.ledger["cursor"])
+        self._show()
+
+    def issue(self) -> None:
+        """There is nobody to ask."""
+
+    def next_order(self) -> step_pb2.StepOrder:
+        if self.controls.stop.is_set():
+            return step_pb2.StepOrder(action=step_pb2.STEP_ACTION_STOP)
+        if self.controls.save_requested:
+            return step_pb2.StepOrder(action=step_pb2.STEP_ACTION_SAVE)
+        if self.controls.paused:
+            self.status.state = trainer_pb2.TRAINER_STATE_PAUSED
+            self.controls.stop.wait(POLL_SECONDS)
+            return step_pb2.StepOrder(action=step_pb2.STEP_ACTION_WAIT)
+        self.status.state = trainer_pb2.TRAINER_STATE_TRAINING
+        issues = range(self._cursor, self._cursor + self.config.trainer.groups_per_step)
+        self._cursor = issues.stop
+        self._show()
+        return self._order([(f"{self.history}-{issue}", issue, self.data.train[issue]) for issue in issues])
+
+    def evaluate(self) -> dict[str, float] | None:
+        return None
+
+    def held_out(self) -> step_pb2.StepOrder:
+        self.status.state = trainer_pb2.TRAINER_STATE_EVALUATING
+        rows = self.data.validation.rows[: self.config.evaluation.prompts]
+        return self._order([(f"{self.history}-held-out-{index}", index, row) for index, row in enumerate(rows)])
+
+    def dump(self) -> dict[str, Any]:
+        return {"cursor": self._cursor}
+
+    def commit(self) -> None:
+        """Nothing waits for a checkpoint: the file stays where it is."""
+
+    def _order(self, rows: list[tuple[str, int, PairRow]]) -> step_pb2.StepOrder:
+        groups = [self._group(group_id, issue, row) for group_id, issue, row in rows]
+        return step_pb2.StepOrder(
+            action=step_pb2.STEP_ACTION_TRAIN, groups=groups, replay=[b""] * sum(len(each.scores) for each in groups)
+        )
+
+    def _group(self, group_id: str, issue: int, row: PairRow) -> sample_pb2.ScoredGroup:
+        prompt = sample_pb2.Prompt(
+            group_id=group_id,
+            issue=issue,
+            prompt_id=row.pair_id,
+            purpose=sample_pb2.PURPOSE_TRAIN,
+            token_ids=row.prompt_token_ids,
+            text=row.text,
+            group_size=2,
+            lineage=self._lineage,
+        )
+        answers = ((row.chosen, row.chosen_token_ids), (row.rejected, row.rejected_token_ids))
+        samples = [
+            sample_pb2.Sample(
+                sample_id=f"{group_id}-{index}",
+                index=index,
+                token_ids=token_ids,
+                text=text,
+                finish_reason=sample_pb2.FINISH_REASON_STOP,
+            )
+            for index, (text, token_ids) in enumerate(answers)
+        ]
+        return sample_pb2.ScoredGroup(
+            group=sample_pb2.Group(prompt=prompt, samples=samples, lineage=self._lineage),
+            scores=[sample_pb2.Score(reward=reward, raw_reward=reward) for reward in (CHOSEN_REWARD, REJECTED_REWARD)],
+        )
+
+    def _show(self) -> None:
+        self.status.groups_issued = self.status.groups_trained = self._cursor

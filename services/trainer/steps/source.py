@@ -1,0 +1,53 @@
+"""Where rank 0's training loop gets its steps from: rollouts by way of Redis, or a file of preference pairs."""
+
+from typing import Any, Protocol
+
+from trivet.v1 import step_pb2
+
+from services.trainer.checkpoint.directory import TrainerState
+from services.trainer.steps.status import Controls, Status
+
+
+class StepSource(Protocol):
+    # The number of finished steps, which is also the newest policy version.
+    step: int
+
+    @property
+    def status(self) -> Status: ...
+
+    @property
+    def controls(self) -> Controls: ...
+
+    @property
+    def history(self) -> str:
+        """The first part of every group id; it lives on in checkpoints."""
+        ...
+
+    @property
+    def data_version(self) -> str: ...
+
+    def restore(self, state: TrainerState) -> None: ...
+
+    def issue(self) -> None:
+        """Asks for as much as the run may ask for at this step."""
+        ...
+
+    def next_order(self) -> step_pb2.StepOrder:
+        """What all ranks do next; WAIT at least once a second. Raises Unavailable when nothing comes any more."""
+        ...
+
+    def evaluate(self) -> dict[str, float] | None:
+        """Metrics on held-out prompts, where that takes no engine; None when there are none or the run was stopped."""
+        ...
+
+    def held_out(self) -> step_pb2.StepOrder:
+        """Pairs for the engine to evaluate; empty where `evaluate` does it all."""
+        ...
+
+    def dump(self) -> dict[str, Any]:
+        """For the checkpoint: what `restore` takes up."""
+        ...
+
+    def commit(self) -> None:
+        """The checkpoint is durable: what it holds need not be kept any longer."""
+        ...

@@ -1,0 +1,75 @@
+"""Rank 0 against a real Redis, with the rest of the system played."""
+
+import time
+
+from trivet.v1 import sample_pb2, step_pb2
+
+from services.common.transport.blobs import open_blobs
+from services.common.transport.streams import RunStreams
+from services.trainer.checkpoint.directory import TrainerState
+from services.trainer.data.prompts import PromptData, PromptRow, PromptSet
+from services.trainer.steps.orchestrator import Conductor
+from services.trainer.steps.status import Controls, Status
+
+GROUPS, SIZE = 2, 2
+
+
+class Play:
+    """The rest of the system."""
+
+    def __init__(self, config, client):
+        self.streams = RunStreams(client, config.run.name, config.redis)
+        self.prompts, self.samples = self.streams.prompts("rollout"), self.streams.samples("reward")
+        self.scored = self.streams.scored("unused")
+        self.blobs = open_blobs(config.blobs, client, config.run.name)
+
+    def read(self):
+        return self.prompts.read(100, 0.2)
+
+    def group(self, prompt: sample_pb2.Prompt) -> sample_pb2.ScoredGroup:
+        samples = [
+            sample_pb2.Sample(
+                sample_id=f"{prompt.group_id}/{prompt.attempt}/{index}",
+                index=index,
+                token_ids=[1, 2],
+                logprobs=[-1.0, -2.0],
+                finish_reason=sample_pb2.FINISH_REASON_STOP,
+                versions=[sample_pb2.VersionSpan(version=prompt.min_version, start=0, end=2)],
+                replay=self.blobs.put(f"{prompt.group_id}/{prompt.attempt}/{index}", b"replay"),
+            )
+            for index in range(prompt.group_size)
+        ]
+        scores = [sample_pb2.Score(reward=index % 2, raw_reward=index % 2) for index in range(prompt.group_size)]
+        return sample_pb2.ScoredGroup(group=sample_pb2.Group(prompt=prompt, samples=samples), scores=scores)
+
+    def answer(self, change=lambda scored: None) -> list[int]:
+        answered = []
+        for entry in self.read():
+            scored = self.group(entry.message)
+            change(scored)
+            self.prompts.forward(entry.id, self.scored, scored)
+            answered.append(entry.message.issue)
+        return answered
+
+
+def conductor(config, client, check=lambda arrival: None, filtered_rounds=0) -> Conductor:
+    rows = [PromptRow(str(index), f"prompt {index}", [index], "{}") for index in range(8)]
+    data = PromptData(PromptSet(rows, 0, True), PromptSet(rows[:2], 0, False), "data", 0)
+    return Conductor(config, data, client, Status("run", 10), Controls(), check, filtered_rounds)
+
+
+def until_training(made: Conductor) -> step_pb2.StepOrder:
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        order = made.next_order()
+        if order.action != step_pb2.STEP_ACTION_WAIT:
+            return order
+    raise AssertionError("nothing to train on")
+
+
+def trained(order: step_pb2.StepOrder) -> list[int]:
+    return [scored.group.prompt.issue for scored in order.groups]
+
+
+def state(made: Conductor, step: int = 0) -> TrainerState:
+    return TrainerState(step, made.history, "m", "d", "c", 1, made.dump(), 0.0)

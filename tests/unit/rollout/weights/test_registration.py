@@ -1,0 +1,51 @@
+import asyncio
+
+import pytest
+
+from services.common.config import ServerConfig
+from services.common.transport.rollout_registry import RolloutRegistry
+from services.rollout.weights import registration
+from services.rollout.weights.registration import Presence, reachable_address
+from tests.support.rollout_fakes import FakeEngine
+
+
+@pytest.fixture
+def registry(redis_client):
+    return RolloutRegistry(redis_client, "presence")
+
+
+async def until(condition):
+    async with asyncio.timeout(10):
+        while not await asyncio.to_thread(condition):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+async def test_a_rollout_is_there_while_its_engine_is_and_leaves_when_it_goes(registry, monkeypatch):
+    monkeypatch.setattr(registration, "BEAT_SECONDS", 0.01)
+    engine = FakeEngine()
+    engine.problem = "engine is starting"
+    task = asyncio.create_task(Presence(registry, engine, rollout_id="r1", address="here:1").run())
+    await asyncio.sleep(0.1)
+    assert registry.alive() == []
+    engine.problem = None
+    await until(lambda: [entry.engine for entry in registry.alive()] == ["first"])
+    engine.problem, engine.identity = "engine restarts", "second"
+    await until(lambda: registry.alive() == [])
+    engine.problem = None
+    await until(lambda: [entry.engine for entry in registry.alive()] == ["second"])
+    (entry,) = registry.alive()
+    assert (entry.rollout_id, entry.address, list(entry.devices)) == ("r1", "here:1", [""])
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert registry.alive() == []
+
+
+@pytest.mark.parametrize(
+    ("host", "address"),
+    [("10.1.2.3", "10.1.2.3:7"), ("localhost", "localhost:7"), ("::1", "[::1]:7"), ("0.0.0.0", "127.0.0.1:7")],
+)
+def test_the_address_is_the_one_that_others_reach(redis_client, host, address):
+    """Redis is on the loopback here: that is how this machine is known where it runs."""
+    redis_client.ping()
+    assert reachable_address(ServerConfig(host=host), 7, redis_client) == address
+    assert redis_client.ping()
