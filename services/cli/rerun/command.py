@@ -1,6 +1,6 @@
 """`trivet replay`: does a recorded step come out again?
 
-The step is run by the trainer's code (services.trainer.replay); here it is started, shown and judged.
+The step is run by the trainer's code (services.trainer.rerun); here it is started, shown and judged.
 """
 
 import signal
@@ -29,7 +29,7 @@ from services.common.errors import InvalidData
 from services.common.run_files.recorded_steps import consecutive_steps
 from services.common.run_files.rerun_report import ReplayReport
 
-MODULE = "services.trainer.replay"
+MODULE = "services.trainer.rerun"
 
 
 def replay(

@@ -1,4 +1,4 @@
-"""python -m services.trainer.replay RUN STEP --output report.json; under torchrun for several ranks."""
+"""python -m services.trainer.rerun RUN STEP --output report.json; under torchrun for several ranks."""
 
 import argparse
 from pathlib import Path
@@ -49,7 +49,7 @@ def replay(steps: list[RecordedStep], overrides: list[str]) -> ReplayReport | No
 
 
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m services.trainer.replay")
+    parser = argparse.ArgumentParser(prog="python -m services.trainer.rerun")
     parser.add_argument("run", type=Path, metavar="RUN", help="the run's directory")
     parser.add_argument("step", type=int, metavar="STEP", help="the first recorded step to run again")
     parser.add_argument("--through", type=int, metavar="STEP", help="the last one; without it, only the first")
