@@ -1,4 +1,4 @@
-"""`trivet replay`: does a recorded step come out again?
+"""`trivet rerun`: does a recorded step come out again?
 
 The step is run by the trainer's code (services.trainer.rerun); here it is started, shown and judged.
 """
@@ -12,7 +12,7 @@ import typer
 from pydantic import ValidationError
 from rich.console import Console
 
-from services.cli.rerun.table import replay_table
+from services.cli.rerun.table import rerun_table
 from services.cli.rerun.verdict import differences, outside
 from services.cli.shared.start import (
     EXIT_FAILED,
@@ -27,12 +27,12 @@ from services.cli.shared.trainer_module import ModuleFailed, TrainerModule, leav
 from services.common.config import ConfigError
 from services.common.errors import InvalidData
 from services.common.run_files.recorded_steps import consecutive_steps
-from services.common.run_files.rerun_report import ReplayReport
+from services.common.run_files.rerun_report import RerunReport
 
 MODULE = "services.trainer.rerun"
 
 
-def replay(
+def rerun(
     run: Annotated[Path, typer.Argument(help="the run's directory, such as runs/quickstart")],
     step: Annotated[int, typer.Argument(min=1, help="the recorded step")],
     through: Annotated[
@@ -46,7 +46,7 @@ def replay(
         list[str] | None, typer.Option("--value", metavar="NAME", help="hold only this one to it; repeatable")
     ] = None,
     output: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="the report as JSON; by default replay.json of the run")
+        Path | None, typer.Option(metavar="FILE", help="the report as JSON; by default rerun.json of the run")
     ] = None,
     timeout: Annotated[float, typer.Option(min=1, help="seconds for all steps")] = 3600,
 ) -> None:
@@ -58,7 +58,7 @@ def replay(
     """
     console = plain_console()
     signal.signal(signal.SIGTERM, leave)
-    output = output or run / "replay.json"
+    output = output or run / "rerun.json"
     try:
         report = _measure(run, step, through, all_overrides(overrides), output, time.monotonic() + timeout)
     except (ModuleFailed, ConfigError, InvalidData) as error:
@@ -71,12 +71,12 @@ def replay(
     raise typer.Exit(code)
 
 
-def show(console: Console, report: ReplayReport, tolerance: float | None, names: list[str]) -> int:
+def show(console: Console, report: RerunReport, tolerance: float | None, names: list[str]) -> int:
     """Prints table and verdict; returns the exit status."""
     say(console, _headline(report))
     for warning in report.warnings:
         say(console, f"! {warning}", style="yellow")
-    console.print(replay_table(report))
+    console.print(rerun_table(report))
     if report.exact:
         found = differences(report)
         verdict = "every value and the whole training state, bit for bit"
@@ -93,11 +93,11 @@ def show(console: Console, report: ReplayReport, tolerance: float | None, names:
     return EXIT_FAILED if found else 0
 
 
-def _headline(report: ReplayReport) -> str:
+def _headline(report: RerunReport) -> str:
     start = {"engine": "the recorded state", "policy": "the recorded policy and a new optimizer"}[report.start]
     told = f"{report.run}: {_topology(report.recorded_world_size, report.recorded_zero_stage)}"
     if (report.world_size, report.zero_stage) != (report.recorded_world_size, report.recorded_zero_stage):
-        told += f", replayed on {_topology(report.world_size, report.zero_stage)}"
+        told += f", rerun on {_topology(report.world_size, report.zero_stage)}"
     changed = f" with {' '.join(report.overrides)}" if report.overrides else ""
     return f"{told}; from {start}{changed}"
 
@@ -108,7 +108,7 @@ def _topology(ranks: int, stage: int) -> str:
 
 def _measure(
     run: Path, step: int, through: int | None, overrides: list[str], output: Path, deadline: float
-) -> ReplayReport:
+) -> RerunReport:
     """Raises ModuleFailed, ConfigError or InvalidData where there is nothing to judge."""
     first = consecutive_steps(run, step, through or step)[0]
     config = first.config(overrides)
@@ -119,13 +119,13 @@ def _measure(
     TrainerModule(
         MODULE,
         arguments,
-        run / "logs" / "replay.log",
+        run / "logs" / "rerun.log",
         # Ranks of a run on several machines are more than its processes on each.
         ranks=config.trainer.processes if chosen else first.record.world_size,
         threads=first.record.environment.get("threads", "1"),
         overrides=overrides,
     ).run(deadline)
     try:
-        return ReplayReport.model_validate_json(output.read_bytes())
+        return RerunReport.model_validate_json(output.read_bytes())
     except (OSError, ValidationError) as error:
-        raise ModuleFailed(f"{output} is not a replay's report ({error})") from error
+        raise ModuleFailed(f"{output} is not the report of a rerun ({error})") from error

@@ -1,16 +1,16 @@
-"""A replay's report as a table."""
+"""The report of a rerun as a table."""
 
 from rich import box
 from rich.table import Table
 
-from services.common.run_files.rerun_report import ReplayReport
+from services.common.run_files.rerun_report import RerunReport
 
 
-def replay_table(report: ReplayReport) -> Table:
+def rerun_table(report: RerunReport) -> Table:
     """One row a value: equal in how many steps, and where it is furthest off."""
     first, last = report.steps[0].step, report.steps[-1].step
     several = first != last
-    title = f"Steps {first} to {last}, recorded against replayed" if several else f"Step {first}"
+    title = f"Steps {first} to {last}, recorded against rerun" if several else f"Step {first}"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=0)
     table.add_column("value", no_wrap=True)
     table.add_column("equal", justify="right", no_wrap=True)
@@ -18,7 +18,7 @@ def replay_table(report: ReplayReport) -> Table:
     table.add_column("relative", justify="right", no_wrap=True)
     if several:
         table.add_column("step", justify="right", no_wrap=True)
-    for heading in ("recorded", "replayed"):
+    for heading in ("recorded", "rerun"):
         table.add_column(heading, justify="right", no_wrap=True)
     for name in report.names:
         pairs = report.pairs(name)
@@ -32,14 +32,14 @@ def replay_table(report: ReplayReport) -> Table:
             "0" if relative == 0 else f"{relative:.1e}",
             *([str(step)] if several else []),
             _number(worst.recorded),
-            _number(worst.replayed),
+            _number(worst.rerun),
             style=None if equal == len(pairs) else "yellow",
         )
     _add_states(table, report, several)
     return table
 
 
-def _add_states(table: Table, report: ReplayReport, several: bool) -> None:
+def _add_states(table: Table, report: RerunReport, several: bool) -> None:
     for name, found in (
         ("state before", [step.starts_alike for step in report.steps]),
         ("state after", [step.ends_alike for step in report.steps]),

@@ -2,15 +2,15 @@
 
 from collections.abc import Collection, Iterator
 
-from services.common.run_files.rerun_report import ReplayedStep, ReplayReport
+from services.common.run_files.rerun_report import RerunReport, RerunStep
 
 
-def differences(report: ReplayReport) -> list[str]:
+def differences(report: RerunReport) -> list[str]:
     """A sentence for each step that is not what was recorded, bit for bit; none where all are."""
     return [sentence for step in report.steps for sentence in _step(step)]
 
 
-def _step(step: ReplayedStep) -> Iterator[str]:
+def _step(step: RerunStep) -> Iterator[str]:
     if step.starts_alike is False:
         yield f"step {step.step} starts from another state than recorded"
     unequal = [pair.name for pair in step.values if not pair.equal]
@@ -20,10 +20,10 @@ def _step(step: ReplayedStep) -> Iterator[str]:
         yield f"step {step.step} ends with another state than recorded"
 
 
-def outside(report: ReplayReport, tolerance: float, names: Collection[str]) -> list[str]:
+def outside(report: RerunReport, tolerance: float, names: Collection[str]) -> list[str]:
     """A sentence for each value, of those in `names` or of all, that is once further off than the tolerance.
 
-    |recorded − replayed| > tolerance · max(1, |recorded|); a value that is only on one side is outside any.
+    |recorded − rerun| > tolerance · max(1, |recorded|); a value that is only on one side is outside any.
     """
     told = []
     for name in names or report.names:
@@ -34,7 +34,7 @@ def outside(report: ReplayReport, tolerance: float, names: Collection[str]) -> l
         step, worst = max(pairs, key=lambda each: each[1].scaled)
         if not worst.scaled <= tolerance:
             told.append(
-                f"{name} at step {step} is {_number(worst.replayed)}, recorded {_number(worst.recorded)}: "
+                f"{name} at step {step} is {_number(worst.rerun)}, recorded {_number(worst.recorded)}: "
                 f"off by {worst.scaled:.3g}, expected at most {tolerance:g}"
             )
     return told

@@ -96,7 +96,7 @@ class ReferenceConfig(Section):
 
 
 class RecordingConfig(Section):
-    """Steps written down so that they can be run again (`trivet replay`, `trivet compare`)."""
+    """Steps written down so that they can be run again (`trivet rerun`, `trivet compare`)."""
 
     every: int = Field(0, ge=0, description="one step in so many, the first included; 0 records none")
     keep: int = Field(10, ge=1, description="each takes as much disk as a checkpoint: the newest so many stay")

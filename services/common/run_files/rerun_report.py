@@ -15,34 +15,34 @@ class ValuePair(_Part):
 
     name: str
     recorded: float | None
-    replayed: float | None
+    rerun: float | None
     # Bit for bit, except that every NaN counts as the same.
     equal: bool
 
     @property
     def absolute(self) -> float:
-        """|recorded − replayed|; infinite where only one is finite, or there."""
+        """|recorded − rerun|; infinite where only one is finite, or there."""
         if self.equal:
             return 0.0
-        if self.recorded is None or self.replayed is None:
+        if self.recorded is None or self.rerun is None:
             return math.inf
-        difference = abs(self.recorded - self.replayed)
+        difference = abs(self.recorded - self.rerun)
         return difference if math.isfinite(difference) else math.inf
 
     @property
     def relative(self) -> float:
-        """|recorded − replayed| over the larger of the two."""
+        """|recorded − rerun| over the larger of the two."""
         if self.absolute == 0 or not math.isfinite(self.absolute):
             return self.absolute
-        return self.absolute / max(abs(self.recorded or 0.0), abs(self.replayed or 0.0))
+        return self.absolute / max(abs(self.recorded or 0.0), abs(self.rerun or 0.0))
 
     @property
     def scaled(self) -> float:
-        """|recorded − replayed| over max(1, |recorded|): what a tolerance is held against."""
+        """|recorded − rerun| over max(1, |recorded|): what a tolerance is held against."""
         return self.absolute / max(1.0, abs(self.recorded or 0.0)) if math.isfinite(self.absolute) else math.inf
 
 
-class ReplayedStep(_Part):
+class RerunStep(_Part):
     """`starts_alike` and `ends_alike` compare digests of the whole training state; None where ranks or stage differ."""
 
     step: int
@@ -51,7 +51,7 @@ class ReplayedStep(_Part):
     values: tuple[ValuePair, ...]
 
 
-class ReplayReport(_Part):
+class RerunReport(_Part):
     run: str
     overrides: tuple[str, ...]
     # From the engine's recorded state, or from the recorded policy with a new optimizer.
@@ -62,7 +62,7 @@ class ReplayReport(_Part):
     zero_stage: int
     # What is not as it was when the steps were recorded, each a sentence.
     warnings: tuple[str, ...]
-    steps: tuple[ReplayedStep, ...]
+    steps: tuple[RerunStep, ...]
 
     @property
     def exact(self) -> bool:

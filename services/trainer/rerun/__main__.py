@@ -8,19 +8,19 @@ from services.common.errors import InvalidData, TrivetError, one_sentence
 from services.common.exit_codes import CONFIGURATION, FAILED, FINISHED
 from services.common.logs import configure_logs
 from services.common.run_files.recorded_steps import RecordedStep, consecutive_steps
-from services.common.run_files.rerun_report import ReplayReport
+from services.common.run_files.rerun_report import RerunReport
 from services.common.serving.arguments import inherited_overrides, leave, report_end
-from services.trainer.rerun.replayer import Replayer
+from services.trainer.rerun.rerunner import Rerunner
 from services.trainer.update.open import open_updater
 from services.trainer.update.reference import open_reference
 
 
 def main(argv: list[str] | None = None) -> int:
     arguments = _arguments(argv)
-    configure_logs("replay", arguments.run.name)
+    configure_logs("rerun", arguments.run.name)
     try:
         steps = consecutive_steps(arguments.run, arguments.step, arguments.through or arguments.step)
-        report = replay(steps, [*inherited_overrides(), *arguments.overrides])
+        report = rerun(steps, [*inherited_overrides(), *arguments.overrides])
         if report is not None:
             arguments.output.parent.mkdir(parents=True, exist_ok=True)
             arguments.output.write_text(report.model_dump_json(indent=2) + "\n", encoding="utf-8")
@@ -31,7 +31,7 @@ def main(argv: list[str] | None = None) -> int:
     return FINISHED
 
 
-def replay(steps: list[RecordedStep], overrides: list[str]) -> ReplayReport | None:
+def rerun(steps: list[RecordedStep], overrides: list[str]) -> RerunReport | None:
     """None on every rank but the first. Raises ConfigError, InvalidData, and ValueError for an unknown algorithm."""
     from services.trainer.engine.deepspeed_engine import open_engine
 
@@ -42,7 +42,7 @@ def replay(steps: list[RecordedStep], overrides: list[str]) -> ReplayReport | No
     engine = open_engine(started)
     try:
         updater = open_updater(config, engine, open_reference(config, engine))
-        report = Replayer(config, overrides, engine, updater).replay(steps)
+        report = Rerunner(config, overrides, engine, updater).rerun(steps)
         return report if engine.rank == 0 else None
     finally:
         engine.close()

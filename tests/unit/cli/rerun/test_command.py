@@ -1,3 +1,4 @@
+import importlib.util
 import io
 import math
 import sys
@@ -8,24 +9,26 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from services.cli.app import app
+from services.cli.compare import command as compare_command
+from services.cli.rerun import command as rerun_command
 from services.cli.rerun.command import show
-from services.cli.rerun.table import replay_table
+from services.cli.rerun.table import rerun_table
 from services.cli.rerun.verdict import differences, outside
 from services.cli.shared.trainer_module import ModuleFailed, TrainerModule
-from services.common.run_files.rerun_report import ReplayedStep, ReplayReport, ValuePair
+from services.common.run_files.rerun_report import RerunReport, RerunStep, ValuePair
 
 
-def pair(name: str, recorded: float | None, replayed: float | None) -> ValuePair:
-    equal = recorded is not None and replayed is not None and recorded.hex() == replayed.hex()
-    return ValuePair(name=name, recorded=recorded, replayed=replayed, equal=equal)
+def pair(name: str, recorded: float | None, rerun: float | None) -> ValuePair:
+    equal = recorded is not None and rerun is not None and recorded.hex() == rerun.hex()
+    return ValuePair(name=name, recorded=recorded, rerun=rerun, equal=equal)
 
 
-def step(number: int, *pairs: ValuePair, starts: bool | None = True, ends: bool | None = True) -> ReplayedStep:
-    return ReplayedStep(step=number, starts_alike=starts, ends_alike=ends, values=pairs)
+def step(number: int, *pairs: ValuePair, starts: bool | None = True, ends: bool | None = True) -> RerunStep:
+    return RerunStep(step=number, starts_alike=starts, ends_alike=ends, values=pairs)
 
 
-def report(*steps: ReplayedStep, overrides: tuple[str, ...] = ()) -> ReplayReport:
-    return ReplayReport(
+def report(*steps: RerunStep, overrides: tuple[str, ...] = ()) -> RerunReport:
+    return RerunReport(
         run="quickstart",
         overrides=overrides,
         start="policy" if overrides else "engine",
@@ -46,7 +49,7 @@ OFF = report(
 )
 
 
-def printed(found: ReplayReport, tolerance: float | None = None, names: list[str] | None = None) -> tuple[int, str]:
+def printed(found: RerunReport, tolerance: float | None = None, names: list[str] | None = None) -> tuple[int, str]:
     console = Console(file=io.StringIO(), width=100)
     code = show(console, found, tolerance, names or [])
     return code, console.file.getvalue()
@@ -98,12 +101,12 @@ def test_without_a_tolerance_other_settings_are_measured_and_not_judged():
     code, text = printed(OFF)
     assert code == 0
     assert "--tolerance would judge it" in text
-    assert "2 ranks under ZeRO-3, replayed on 1 rank under ZeRO-1; from the recorded policy" in text
+    assert "2 ranks under ZeRO-3, rerun on 1 rank under ZeRO-1; from the recorded policy" in text
 
 
 def test_the_table_shows_where_a_value_is_furthest_off():
     console = Console(file=io.StringIO(), width=80)
-    console.print(replay_table(OFF))
+    console.print(rerun_table(OFF))
     lines = {line.split()[0]: line.split() for line in console.file.getvalue().splitlines() if line.strip()}
     assert lines["loss"][1:5] == ["0/2", "3.0e-09", "6.0e-09", "4"]
     assert lines["tokens"][1:5] == ["1/2", "1.0e-01", "5.0e-05", "3"]
@@ -111,10 +114,15 @@ def test_the_table_shows_where_a_value_is_furthest_off():
 
 
 def test_a_run_without_recordings_has_no_verdict(tmp_path):
-    for arguments in (["replay", str(tmp_path), "1"], ["compare", "--algorithms", "grpo", str(tmp_path)]):
+    for arguments in (["rerun", str(tmp_path), "1"], ["compare", "--algorithms", "grpo", str(tmp_path)]):
         result = CliRunner().invoke(app, arguments)
         assert result.exit_code == 2
         assert "has no recorded steps, expected some (trainer.recording.every)" in result.output
+
+
+@pytest.mark.parametrize("name", [compare_command.MODULE, rerun_command.MODULE])
+def test_the_modules_that_commands_start_exist(name):
+    assert importlib.util.find_spec(f"{name}.__main__") is not None
 
 
 def module(tmp_path, body: str) -> TrainerModule:

@@ -125,12 +125,12 @@ def test_a_log_line_is_json():
 
 
 def test_reports_are_json_and_keep_what_is_not_finite():
-    pair = ValuePair(name="loss", recorded=math.nan, replayed=math.inf, equal=False)
+    pair = ValuePair(name="loss", recorded=math.nan, rerun=math.inf, equal=False)
     text = pair.model_dump_json()
     json.loads(text, parse_constant=refuse)
     again = ValuePair.model_validate_json(text)
     assert math.isnan(again.recorded)
-    assert again.replayed == math.inf
+    assert again.rerun == math.inf
     steps = tuple(
         ComparedStep(step=step, samples=1, values=({"loss": loss},), cosines=((None,),))
         for step, loss in enumerate([math.nan, 1.0, 3.0])

@@ -4,7 +4,7 @@ import pytest
 
 from services.common.errors import InvalidData
 from services.common.run_files.recorded_steps import consecutive_steps, write_order
-from services.trainer.rerun.replayer import Replayer, changes, compare_values
+from services.trainer.rerun.rerunner import Rerunner, changes, compare_values
 from services.trainer.update.open import open_updater
 from tests.support.recorded_run import make_order, open_plain, record_run
 
@@ -14,18 +14,18 @@ def run(tmp_path):
     return record_run(tmp_path, steps=3)
 
 
-def replayed(run, first, last, overrides=(), saved_by="plain"):
+def rerun(run, first, last, overrides=(), saved_by="plain"):
     steps = consecutive_steps(run, first, last)
     config = steps[0].config(list(overrides))
     started = config.model_copy(deep=True)
     started.model.path = str(steps[0].policy)
     engine = open_plain(started, saved_by)
-    return Replayer(config, overrides, engine, open_updater(config, engine, None)).replay(steps)
+    return Rerunner(config, overrides, engine, open_updater(config, engine, None)).rerun(steps)
 
 
 @pytest.mark.parametrize(("first", "last"), [(1, 1), (2, 2), (1, 3)])
 def test_recorded_steps_come_out_again_bit_for_bit(run, first, last):
-    report = replayed(run, first, last)
+    report = rerun(run, first, last)
     assert [step.step for step in report.steps] == list(range(first, last + 1))
     assert (report.start, report.warnings) == ("engine", ())
     for step in report.steps:
@@ -36,7 +36,7 @@ def test_recorded_steps_come_out_again_bit_for_bit(run, first, last):
 
 def test_another_input_shows(run):
     write_order(consecutive_steps(run, 2, 2)[0].path, make_order(2, [1.0, 0.0, 1.0, 0.0]))
-    (step,) = replayed(run, 2, 2).steps
+    (step,) = rerun(run, 2, 2).steps
     assert (step.starts_alike, step.ends_alike) == (True, False)
     different = {pair.name for pair in step.values if not pair.equal}
     assert {"loss", "grad_norm"} <= different
@@ -44,7 +44,7 @@ def test_another_input_shows(run):
 
 def test_under_other_settings_the_first_step_starts_from_its_policy(run):
     """Smaller micro-batches: the same sums in another order."""
-    report = replayed(run, 1, 3, ("trainer.tokens_per_microbatch=16",), saved_by="another")
+    report = rerun(run, 1, 3, ("trainer.tokens_per_microbatch=16",), saved_by="another")
     assert (report.start, report.exact) == ("policy", False)
     worst = max(pair.scaled for step in report.steps for pair in step.values)
     assert 0 < worst < 1e-5
@@ -52,11 +52,11 @@ def test_under_other_settings_the_first_step_starts_from_its_policy(run):
 
 def test_a_step_with_optimizer_state_needs_an_engine_that_can_load_it(run):
     with pytest.raises(InvalidData, match=r"saved by plain.*step 2 has optimizer state \(1 steps applied\)"):
-        replayed(run, 2, 2, ("trainer.tokens_per_microbatch=16",), saved_by="another")
+        rerun(run, 2, 2, ("trainer.tokens_per_microbatch=16",), saved_by="another")
 
 
 def test_digests_of_other_ranks_or_stages_are_not_compared(run):
-    (step,) = replayed(run, 1, 1, ("trainer.zero_stage=3",)).steps
+    (step,) = rerun(run, 1, 1, ("trainer.zero_stage=3",)).steps
     assert (step.starts_alike, step.ends_alike) == (None, None)
     assert len(step.values) > 10
     assert all(pair.equal for pair in step.values)

@@ -10,7 +10,7 @@ import yaml
 
 from services.common.run_files.compare_report import CompareReport
 from services.common.run_files.recorded_steps import recorded_steps
-from services.common.run_files.rerun_report import ReplayReport
+from services.common.run_files.rerun_report import RerunReport
 
 STEPS = 3
 QUICKSTART = Path(__file__).parents[2] / "configs" / "quickstart.yaml"
@@ -60,9 +60,9 @@ def test_all_steps_are_there_and_nothing_half_written(run):
 
 
 def test_a_later_step_comes_out_again_bit_for_bit_in_fresh_processes(run):
-    ended = trivet("replay", str(run), "2", "--through", str(STEPS))
+    ended = trivet("rerun", str(run), "2", "--through", str(STEPS))
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    report = ReplayReport.model_validate_json((run / "replay.json").read_bytes())
+    report = RerunReport.model_validate_json((run / "rerun.json").read_bytes())
     assert (report.start, report.world_size, report.zero_stage) == ("engine", 2, 3)
     assert [step.step for step in report.steps] == list(range(2, STEPS + 1))
     for step in report.steps:
@@ -73,18 +73,18 @@ def test_a_later_step_comes_out_again_bit_for_bit_in_fresh_processes(run):
 
 def test_one_rank_under_zero_1_ends_with_the_same_losses_as_two_under_zero_3(run):
     changed = ["--set", "trainer.processes=1", "--set", "trainer.zero_stage=1", "--tolerance", "1e-4"]
-    ended = trivet("replay", str(run), "1", "--through", str(STEPS), *changed)
+    ended = trivet("rerun", str(run), "1", "--through", str(STEPS), *changed)
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    report = ReplayReport.model_validate_json((run / "replay.json").read_bytes())
+    report = RerunReport.model_validate_json((run / "rerun.json").read_bytes())
     assert (report.start, report.world_size, report.zero_stage) == ("policy", 1, 1)
     assert max(pair.absolute for _, pair in report.pairs("loss")) < 1e-5
     assert {step.ends_alike for step in report.steps} == {None}
 
 
 def test_optimizer_state_goes_to_fewer_ranks(run):
-    ended = trivet("replay", str(run), "2", "--set", "trainer.processes=1", "--tolerance", "1e-4")
+    ended = trivet("rerun", str(run), "2", "--set", "trainer.processes=1", "--tolerance", "1e-4")
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    report = ReplayReport.model_validate_json((run / "replay.json").read_bytes())
+    report = RerunReport.model_validate_json((run / "rerun.json").read_bytes())
     assert (report.start, report.world_size, report.zero_stage) == ("engine", 1, 3)
 
 

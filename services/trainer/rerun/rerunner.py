@@ -6,7 +6,7 @@ from services.common.config import Config
 from services.common.errors import InvalidData
 from services.common.logs import get_logger
 from services.common.run_files.recorded_steps import RecordedStep, StepRecord
-from services.common.run_files.rerun_report import ReplayedStep, ReplayReport, ValuePair
+from services.common.run_files.rerun_report import RerunReport, RerunStep, ValuePair
 from services.common.secrets import hidden_override
 from services.trainer.batch.groups import batch_samples
 from services.trainer.engine.protocol import TrainEngine
@@ -17,20 +17,20 @@ from services.trainer.update.open import TrainsBatches
 log = get_logger(__name__)
 
 
-class Replayer:
+class Rerunner:
     """Every rank has one. `config` is the recorded one with `overrides`; the engine holds the recorded policy."""
 
     def __init__(self, config: Config, overrides: Sequence[str], engine: TrainEngine, updater: TrainsBatches) -> None:
         self._config, self._overrides, self._engine, self._updater = config, tuple(overrides), engine, updater
 
-    def replay(self, steps: Sequence[RecordedStep]) -> ReplayReport:
+    def rerun(self, steps: Sequence[RecordedStep]) -> RerunReport:
         """Steps that follow each other. Raises InvalidData where the first one's state cannot be taken up."""
         first = steps[0]
         fresh = starts_fresh(first.record, self._overrides)
         if not fresh:
             self._load(first)
         record = first.record
-        return ReplayReport(
+        return RerunReport(
             run=record.run,
             overrides=tuple(map(hidden_override, self._overrides)),
             start="policy" if fresh else "engine",
@@ -52,7 +52,7 @@ class Replayer:
                 "which has to be loaded; only a step with none applied starts from its policy alone",
             ) from error
 
-    def _step(self, step: RecordedStep) -> ReplayedStep:
+    def _step(self, step: RecordedStep) -> RerunStep:
         record = step.record
         comparable = (record.world_size, record.zero_stage) == (
             self._engine.world_size,
@@ -61,8 +61,8 @@ class Replayer:
         before = self._engine.state_digest()
         values = self._updater.train(batch_samples(step.order(), self._config, self._engine.facts))
         after = self._engine.state_digest()
-        log.info("replayed", step=record.step, loss=values["loss"])
-        return ReplayedStep(
+        log.info("rerun", step=record.step, loss=values["loss"])
+        return RerunStep(
             step=record.step,
             starts_alike=before == record.digest_before if comparable else None,
             ends_alike=after == record.digest_after if comparable else None,
@@ -75,13 +75,13 @@ def starts_fresh(record: StepRecord, overrides: Sequence[str]) -> bool:
     return bool(overrides) and record.steps_applied == 0
 
 
-def compare_values(recorded: Mapping[str, str], replayed: Values) -> Iterator[ValuePair]:
+def compare_values(recorded: Mapping[str, str], rerun: Values) -> Iterator[ValuePair]:
     """`recorded` holds float.hex()."""
-    for name in sorted({*recorded, *replayed}):
+    for name in sorted({*recorded, *rerun}):
         before = float.fromhex(recorded[name]) if name in recorded else None
-        after = float(replayed[name]) if name in replayed else None
+        after = float(rerun[name]) if name in rerun else None
         equal = before is not None and after is not None and before.hex() == after.hex()
-        yield ValuePair(name=name, recorded=before, replayed=after, equal=equal)
+        yield ValuePair(name=name, recorded=before, rerun=after, equal=equal)
 
 
 def changes(recorded: Mapping[str, str], now: Mapping[str, str]) -> Iterator[str]:
