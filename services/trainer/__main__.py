@@ -31,7 +31,7 @@ from services.trainer.service import TrainerServicer
 from services.trainer.steps.intake import Arrival
 from services.trainer.steps.lease import Lease
 from services.trainer.steps.observe import observe_start
-from services.trainer.steps.orchestrator import Conductor
+from services.trainer.steps.orchestrator import Orchestrator
 from services.trainer.steps.pair_feed import PairFeed
 from services.trainer.steps.status import Controls, Status
 from services.trainer.update.algorithm import configured_algorithm
@@ -149,12 +149,14 @@ def _sampled(config: Config, data: PromptData, machinery: Machinery, status: Sta
     client = connect(config.redis)
     rounds = config.algorithm.dynamic_sampling_rounds if configured_algorithm(config).dynamic_sampling else 0
     check = _replay_check(machinery.engine)
-    conductor = _outages(config).ride_out_blocking(
-        lambda: Conductor(config, data, client, status, controls, check, rounds)
+    orchestrator = _outages(config).ride_out_blocking(
+        lambda: Orchestrator(config, data, client, status, controls, check, rounds)
     )
-    publisher = Publisher(config.run.path / "weights", conductor.feed, config.trainer.keep_weights, conductor.outages)
+    publisher = Publisher(
+        config.run.path / "weights", orchestrator.feed, config.trainer.keep_weights, orchestrator.outages
+    )
     transfer = open_transfer(config, client, machinery.source, machinery.engine.device)
-    return Lead(conductor, Records(config.run.path), Release(publisher, config.weights, transfer))
+    return Lead(orchestrator, Records(config.run.path), Release(publisher, config.weights, transfer))
 
 
 def _outages(config: Config) -> Outages:

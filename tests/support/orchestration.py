@@ -8,7 +8,7 @@ from services.common.transport.blobs import open_blobs
 from services.common.transport.streams import RunStreams
 from services.trainer.checkpoint.directory import TrainerState
 from services.trainer.data.prompts import PromptData, PromptRow, PromptSet
-from services.trainer.steps.orchestrator import Conductor
+from services.trainer.steps.orchestrator import Orchestrator
 from services.trainer.steps.status import Controls, Status
 
 GROUPS, SIZE = 2, 2
@@ -52,13 +52,13 @@ class Play:
         return answered
 
 
-def conductor(config, client, check=lambda arrival: None, filtered_rounds=0) -> Conductor:
+def orchestrator(config, client, check=lambda arrival: None, filtered_rounds=0) -> Orchestrator:
     rows = [PromptRow(str(index), f"prompt {index}", [index], "{}") for index in range(8)]
     data = PromptData(PromptSet(rows, 0, True), PromptSet(rows[:2], 0, False), "data", 0)
-    return Conductor(config, data, client, Status("run", 10), Controls(), check, filtered_rounds)
+    return Orchestrator(config, data, client, Status("run", 10), Controls(), check, filtered_rounds)
 
 
-def until_training(made: Conductor) -> step_pb2.StepOrder:
+def until_training(made: Orchestrator) -> step_pb2.StepOrder:
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline:
         order = made.next_order()
@@ -71,5 +71,5 @@ def trained(order: step_pb2.StepOrder) -> list[int]:
     return [scored.group.prompt.issue for scored in order.groups]
 
 
-def state(made: Conductor, step: int = 0) -> TrainerState:
+def state(made: Orchestrator, step: int = 0) -> TrainerState:
     return TrainerState(step, made.history, "m", "d", "c", 1, made.dump(), 0.0)

@@ -37,7 +37,7 @@ log = get_logger(__name__)
 
 
 @dataclass
-class Conductor:
+class Orchestrator:
     """A StepSource: steps are made of what rollouts sampled and rewards scored."""
 
     config: Config

@@ -9,12 +9,12 @@ from services.common.errors import GaveUp, InvalidData, Outage, TrivetError, Una
 from services.common.transport.blobs import Blob
 from services.common.transport.streams import Entry
 from services.trainer.steps.evaluation import Evaluation
-from services.trainer.steps.orchestrator import Conductor
-from tests.support.orchestration import GROUPS, SIZE, conductor, state, trained, until_training
+from services.trainer.steps.orchestrator import Orchestrator
+from tests.support.orchestration import GROUPS, SIZE, orchestrator, state, trained, until_training
 
 
 def test_issues_within_the_bound_and_trains_each_group_once(config, redis_client, play):
-    made = conductor(config, redis_client)
+    made = orchestrator(config, redis_client)
     seen = []
     for _ in range(3):
         made.issue()
@@ -29,7 +29,7 @@ def test_issues_within_the_bound_and_trains_each_group_once(config, redis_client
 
 
 def test_entries_and_blobs_stay_until_a_checkpoint_holds_them(config, redis_client, play):
-    made = conductor(config, redis_client)
+    made = orchestrator(config, redis_client)
     made.issue()
     play.answer()
     until_training(made)
@@ -41,19 +41,19 @@ def test_entries_and_blobs_stay_until_a_checkpoint_holds_them(config, redis_clie
 
 
 def test_after_a_crash_the_same_groups_are_trained_from_the_checkpoint_on(config, redis_client, play):
-    made = conductor(config, redis_client)
+    made = orchestrator(config, redis_client)
     made.issue()
     play.answer()
     saved = state(made)
     first = trained(until_training(made))
-    again = conductor(config, redis_client)
+    again = orchestrator(config, redis_client)
     again.restore(saved)
     assert trained(until_training(again)) == first
     assert again.ledger.cursor == 2 * GROUPS
 
 
 def test_an_older_checkpoint_has_sampled_again_what_was_acknowledged_since(config, redis_client, play):
-    made = conductor(config, redis_client)
+    made = orchestrator(config, redis_client)
     older = state(made)
     before = []
     for _ in range(3):
@@ -63,7 +63,7 @@ def test_an_older_checkpoint_has_sampled_again_what_was_acknowledged_since(confi
         made.step += 1
         made.intake.commit()
     made.issue()
-    again = conductor(config, redis_client)
+    again = orchestrator(config, redis_client)
     again.restore(older)
     seen = []
     while again.step < config.trainer.steps:
@@ -77,19 +77,19 @@ def test_an_older_checkpoint_has_sampled_again_what_was_acknowledged_since(confi
 
 
 def test_what_is_nowhere_after_a_crash_is_issued_again_and_what_is_somewhere_is_not(config, redis_client, play):
-    made = conductor(config, redis_client)
+    made = orchestrator(config, redis_client)
     made.issue()
     lost, *held = play.read()
     play.prompts.ack([lost.id])
     play.prompts.forward(held[0].id, play.samples, sample_pb2.Group(prompt=held[0].message))
-    again = conductor(config, redis_client)
+    again = orchestrator(config, redis_client)
     again.restore(state(made))
     (entry,) = play.read()
     assert (entry.message.issue, entry.message.attempt) == (lost.message.issue, 1)
 
 
 def test_a_group_that_comes_twice_counts_once(config, redis_client, play):
-    made = conductor(config, redis_client)
+    made = orchestrator(config, redis_client)
     made.issue()
     entries = play.read()
     for entry in entries:
@@ -101,13 +101,13 @@ def test_a_group_that_comes_twice_counts_once(config, redis_client, play):
 
 
 def test_what_an_earlier_history_of_the_name_left_is_dropped(config, redis_client, play):
-    earlier = conductor(config, redis_client)
+    earlier = orchestrator(config, redis_client)
     earlier.issue()
     refused, *_ = play.read()
     play.prompts.dead_letter(refused, InvalidData("prompt_too_long", "prompt has 9 tokens, at most 8 allowed"))
     time.sleep(0.3)
     assert play.answer() == [1, 2, 3]
-    made = conductor(config, redis_client)
+    made = orchestrator(config, redis_client)
     made.issue()
     assert made.next_order().action == step_pb2.STEP_ACTION_WAIT
     assert (made.ledger.lost, made.intake.ready, play.scored.depth()) == (set(), 0, 0)
@@ -117,7 +117,7 @@ def test_what_an_earlier_history_of_the_name_left_is_dropped(config, redis_clien
 
 
 def test_a_missing_blob_is_issued_again(config, redis_client, play):
-    made = conductor(config, redis_client)
+    made = orchestrator(config, redis_client)
     made.issue()
     groups = []
     play.answer(groups.append)
@@ -130,7 +130,7 @@ def test_a_missing_blob_is_issued_again(config, redis_client, play):
 
 
 def test_a_corrupt_blob_is_issued_again(config, redis_client, play):
-    made = conductor(config, redis_client)
+    made = orchestrator(config, redis_client)
     made.issue()
     groups = []
     play.answer(groups.append)
@@ -165,7 +165,7 @@ def missing_sample(scored):
     ],
 )
 def test_a_bad_group_is_dead_lettered_by_name_and_replaced(config, redis_client, play, change, code):
-    made = conductor(config, redis_client)
+    made = orchestrator(config, redis_client)
     made.issue()
     play.answer(lambda scored: change(scored) if scored.group.prompt.issue == 1 else None)
     assert trained(until_training(made)) == [0, 2]
@@ -183,14 +183,14 @@ def test_a_replay_that_the_model_refuses_is_dead_lettered(config, redis_client, 
         if arrival.issue == 0:
             raise InvalidData("routing_rows", "replay.routing has 1 rows, expected 2")
 
-    made = conductor(config, redis_client, check)
+    made = orchestrator(config, redis_client, check)
     made.issue()
     play.answer()
     assert trained(until_training(made)) == [1, 2]
 
 
 def test_a_rollouts_dead_letter_makes_room_for_another_prompt(config, redis_client, play):
-    made = conductor(config, redis_client)
+    made = orchestrator(config, redis_client)
     made.issue()
     refused, *_ = play.read()
     play.prompts.dead_letter(refused, InvalidData("prompt_too_long", "prompt has 9 tokens, at most 8 allowed"))
@@ -202,7 +202,7 @@ def test_a_rollouts_dead_letter_makes_room_for_another_prompt(config, redis_clie
 
 
 def test_too_many_lost_groups_in_a_row_end_the_run_with_the_reason(config, redis_client, play):
-    made = conductor(config, redis_client)
+    made = orchestrator(config, redis_client)
     made.issue()
     for entry in play.read():
         play.prompts.dead_letter(entry, Unavailable("scorer_timeout", "stuck"))
@@ -214,7 +214,7 @@ def test_too_many_lost_groups_in_a_row_end_the_run_with_the_reason(config, redis
 def test_an_evaluation_waits_for_its_own_results(config, redis_client, play):
     from concurrent.futures import ThreadPoolExecutor
 
-    made = conductor(config, redis_client)
+    made = orchestrator(config, redis_client)
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(made.evaluate)
         answered: list[int] = []
@@ -234,7 +234,7 @@ def test_an_evaluation_is_not_of_weights_that_the_run_has_gone_back_from(config,
     from concurrent.futures import ThreadPoolExecutor
 
     impatient = config.evaluation.model_copy(update={"timeout_seconds": 2.0})
-    made = conductor(config.model_copy(update={"evaluation": impatient}), redis_client)
+    made = orchestrator(config.model_copy(update={"evaluation": impatient}), redis_client)
     made.step = 20
     seen = []
 
@@ -263,7 +263,7 @@ def test_an_evaluation_is_not_of_weights_that_the_run_has_gone_back_from(config,
 
 def test_an_evaluation_that_does_not_come_back_is_an_error(config, redis_client):
     impatient = config.evaluation.model_copy(update={"timeout_seconds": 0.1})
-    made = conductor(config.model_copy(update={"evaluation": impatient}), redis_client)
+    made = orchestrator(config.model_copy(update={"evaluation": impatient}), redis_client)
     with pytest.raises(Unavailable, match="4 of 4 evaluation groups"):
         made.evaluate()
 
@@ -271,7 +271,7 @@ def test_an_evaluation_that_does_not_come_back_is_an_error(config, redis_client)
 def test_an_evaluation_of_which_every_group_fails_is_not_tried_again_by_a_restart(config, redis_client, play):
     from concurrent.futures import ThreadPoolExecutor
 
-    made = conductor(config, redis_client)
+    made = orchestrator(config, redis_client)
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(made.evaluate)
         deadline = time.monotonic() + 5
@@ -286,7 +286,7 @@ def test_an_evaluation_of_which_every_group_fails_is_not_tried_again_by_a_restar
 
 def test_an_evaluation_may_take_long_while_results_come(config, redis_client, play, monkeypatch):
     patient = config.evaluation.model_copy(update={"timeout_seconds": 10.0})
-    made = conductor(config.model_copy(update={"evaluation": patient}), redis_client)
+    made = orchestrator(config.model_copy(update={"evaluation": patient}), redis_client)
     now = 0.0
     waiting = None
 
@@ -304,7 +304,7 @@ def test_an_evaluation_may_take_long_while_results_come(config, redis_client, pl
 
 
 def test_stop_and_save_come_before_training(config, redis_client):
-    made = conductor(config, redis_client)
+    made = orchestrator(config, redis_client)
     made.controls.request_save()
     assert made.next_order().action == step_pb2.STEP_ACTION_SAVE
     made.controls.stop.set()
@@ -312,7 +312,7 @@ def test_stop_and_save_come_before_training(config, redis_client):
 
 
 def test_a_paused_trainer_holds(config, redis_client, play):
-    made = conductor(config, redis_client)
+    made = orchestrator(config, redis_client)
     made.issue()
     play.answer()
     made.controls.pause()
@@ -322,7 +322,7 @@ def test_a_paused_trainer_holds(config, redis_client, play):
 
 
 def test_the_run_issues_no_more_than_it_needs(config, redis_client, play):
-    made = conductor(config, redis_client)
+    made = orchestrator(config, redis_client)
     made.step = 9
     made.issue()
     assert made.ledger.cursor == GROUPS
@@ -335,14 +335,14 @@ def resized(config, **trainer):
 
 @pytest.mark.parametrize(("groups", "staleness"), [(1, 1), (1, 0), (2, 0), (3, 1), (8, 2)])
 def test_a_run_goes_on_with_steps_of_another_size(config, redis_client, play, groups, staleness):
-    made = conductor(config, redis_client)
+    made = orchestrator(config, redis_client)
     made.issue()
     play.answer()
     seen = trained(until_training(made))
     made.step += 1
     made.issue()
     made.intake.commit()
-    again = conductor(resized(config, groups_per_step=groups, max_staleness=staleness, steps=5), redis_client)
+    again = orchestrator(resized(config, groups_per_step=groups, max_staleness=staleness, steps=5), redis_client)
     again.restore(state(made, step=1))
     while again.step < 5:
         again.issue()
@@ -358,7 +358,7 @@ def test_a_run_goes_on_with_steps_of_another_size(config, redis_client, play, gr
 
 
 def test_a_group_that_is_too_stale_is_sampled_again(config, redis_client, play):
-    made = conductor(config, redis_client)
+    made = orchestrator(config, redis_client)
     made.step = 5
     made.issue()
     first, second, *_ = play.read()
@@ -377,7 +377,7 @@ def test_a_group_that_is_too_stale_is_sampled_again(config, redis_client, play):
 
 
 def test_the_oldest_are_trained_first(config, redis_client, play):
-    made = conductor(config, redis_client)
+    made = orchestrator(config, redis_client)
     made.issue()
     entries = play.read()
     made.step = 1
@@ -391,7 +391,7 @@ def test_the_oldest_are_trained_first(config, redis_client, play):
 
 def test_nothing_coming_back_is_an_error_that_names_the_backlog(config, redis_client):
     impatient = config.trainer.model_copy(update={"batch_timeout_seconds": 0.5})
-    made = conductor(config.model_copy(update={"trainer": impatient}), redis_client)
+    made = orchestrator(config.model_copy(update={"trainer": impatient}), redis_client)
     # A long step before is no silence.
     time.sleep(0.6)
     with pytest.raises(Unavailable, match="entries waiting: prompts 4, samples 0, scored 0"):
@@ -400,7 +400,7 @@ def test_nothing_coming_back_is_an_error_that_names_the_backlog(config, redis_cl
 
 def test_what_vanished_is_found_missing_while_waiting(config, redis_client, play, monkeypatch):
     monkeypatch.setattr("services.trainer.steps.orchestrator.RECONCILE_SECONDS", 0.0)
-    made = conductor(config, redis_client)
+    made = orchestrator(config, redis_client)
     made.issue()
     redis_client.delete("run:prompts")
     made.next_order()
@@ -413,7 +413,7 @@ def same_reward(scored):
 
 
 def test_dynamic_sampling_replaces_groups_without_variance_within_its_bound(config, redis_client, play):
-    bounded = conductor(config, redis_client, filtered_rounds=1)
+    bounded = orchestrator(config, redis_client, filtered_rounds=1)
     bounded.issue()
     assert play.answer(same_reward) == [0, 1, 2, 3]
     # As many as one step takes are replaced, the rest is trained on.
@@ -428,7 +428,7 @@ def test_dynamic_sampling_replaces_groups_without_variance_within_its_bound(conf
 
 
 def test_garbage_among_the_dead_letters_costs_nothing(config, redis_client, play):
-    made = conductor(config, redis_client)
+    made = orchestrator(config, redis_client)
     made.issue()
     redis_client.xadd("run:dead", {"message": b"\xff\xff\xff"})
     redis_client.xadd("run:dead", {"other": b""})
@@ -439,7 +439,7 @@ def test_garbage_among_the_dead_letters_costs_nothing(config, redis_client, play
 
 @pytest.mark.parametrize("number", ["9" * 5000, "01", "\u0663", "-1", "1_0", ""])
 def test_a_group_id_that_is_no_issue_is_of_another_history(config, redis_client, play, number):
-    made = conductor(config, redis_client)
+    made = orchestrator(config, redis_client)
     made.issue()
     play.scored.add(play.group(sample_pb2.Prompt(group_id=f"{made.history}-{number}", group_size=1)))
     play.prompts.dead_letter(
@@ -460,7 +460,7 @@ def test_whatever_a_check_raises_is_the_groups_fault(config, redis_client, play,
         if arrival.issue == 1:
             raise error
 
-    made = conductor(config, redis_client, check)
+    made = orchestrator(config, redis_client, check)
     made.issue()
     play.answer()
     assert trained(until_training(made)) == [0, 2]
@@ -473,7 +473,7 @@ def test_a_group_that_kills_the_trainer_is_given_up_and_the_others_are_not(confi
         if arrival.issue == 1:
             raise Died
 
-    made = conductor(config, redis_client, check)
+    made = orchestrator(config, redis_client, check)
     made.issue()
     play.answer()
     saved = state(made)
@@ -481,14 +481,14 @@ def test_a_group_that_kills_the_trainer_is_given_up_and_the_others_are_not(confi
         made.next_order()
     # It was read once, and redis.max_deliveries is 2.
     with pytest.raises(Died):
-        conductor(config, redis_client, check).restore(saved)
-    made = conductor(config, redis_client, check)
+        orchestrator(config, redis_client, check).restore(saved)
+    made = orchestrator(config, redis_client, check)
     made.restore(saved)
     assert trained(until_training(made)) == [0, 2]
     assert made.ledger.lost == {1}
 
 
-def announced(made: Conductor) -> list[int]:
+def announced(made: Orchestrator) -> list[int]:
     return [
         weights_pb2.WeightVersion.FromString(fields[b"message"]).version
         for _, fields in made.client.xrange("run:weights")
@@ -497,7 +497,7 @@ def announced(made: Conductor) -> list[int]:
 
 @pytest.mark.parametrize("lost", [lambda client: client.delete("run:weights"), lambda client: client.flushdb()])
 def test_a_version_that_redis_lost_is_announced_again(config, redis_client, lost):
-    made = conductor(config, redis_client)
+    made = orchestrator(config, redis_client)
     made.feed.announce(weights_pb2.WeightVersion(version=14, fingerprint="f", path="/w"))
     made.next_order()
     assert announced(made) == [14]
@@ -507,7 +507,7 @@ def test_a_version_that_redis_lost_is_announced_again(config, redis_client, lost
 
 
 def test_a_redis_that_went_back_hears_of_the_version_again(config, redis_client):
-    made = conductor(config, redis_client)
+    made = orchestrator(config, redis_client)
     for version in (3, 14):
         made.feed.announce(weights_pb2.WeightVersion(version=version, fingerprint=f"f{version}", path="/w"))
     newest, _ = made.feed.latest()
@@ -518,7 +518,7 @@ def test_a_redis_that_went_back_hears_of_the_version_again(config, redis_client)
 
 def test_a_step_does_not_leave_behind_what_would_be_too_stale_for_the_next(config, redis_client, play):
     """max_staleness is 1: what was issued at version 0 is trained at step 1 at the latest."""
-    made = conductor(config, redis_client)
+    made = orchestrator(config, redis_client)
     made.issue()
     first, *others = play.read()
     for entry in others:
@@ -536,7 +536,7 @@ def test_a_step_does_not_leave_behind_what_would_be_too_stale_for_the_next(confi
 
 def test_a_group_that_hangs_does_not_hold_the_run_for_ever(config, redis_client, play):
     impatient = config.trainer.model_copy(update={"batch_timeout_seconds": 3.0})
-    made = conductor(config.model_copy(update={"trainer": impatient}), redis_client)
+    made = orchestrator(config.model_copy(update={"trainer": impatient}), redis_client)
     made.issue()
     hanging, *others = play.read()
     for entry in others:
@@ -562,7 +562,7 @@ def full_redis(redis_client):
 
 
 def test_a_full_redis_is_waited_for(config, redis_client, play, request):
-    made = conductor(config, redis_client)
+    made = orchestrator(config, redis_client)
     request.getfixturevalue("full_redis")
     for _ in range(2):
         made.issue()
@@ -580,7 +580,7 @@ def test_a_full_redis_is_waited_for(config, redis_client, play, request):
 def test_a_full_redis_while_a_group_is_refused_loses_neither_the_group_nor_its_letter(
     config, redis_client, play, request
 ):
-    made = conductor(config, redis_client)
+    made = orchestrator(config, redis_client)
     made.issue()
     play.answer(lambda scored: nan_logprob(scored) if scored.group.prompt.issue == 0 else None)
     request.getfixturevalue("full_redis")
@@ -592,7 +592,7 @@ def test_a_full_redis_while_a_group_is_refused_loses_neither_the_group_nor_its_l
 
 
 def test_a_blob_store_that_is_down_costs_no_group(config, redis_client, play, monkeypatch):
-    made = conductor(config, redis_client)
+    made = orchestrator(config, redis_client)
     made.issue()
     play.answer()
     get, down = made.intake._blobs.get, [True]
@@ -618,12 +618,12 @@ def fail(error):
 
 
 def test_a_blob_store_that_is_down_at_the_start_costs_no_group(config, redis_client, play, monkeypatch):
-    made = conductor(config, redis_client)
+    made = orchestrator(config, redis_client)
     made.issue()
     play.answer()
     saved = state(made)
     until_training(made)
-    again = conductor(config, redis_client)
+    again = orchestrator(config, redis_client)
     get, failures = again.intake._blobs.get, [Outage("blob_store", "connection refused")] * 3
     monkeypatch.setattr(again.intake._blobs, "get", lambda blob: get(blob) if not failures else fail(failures.pop()))
     again.restore(saved)
@@ -638,7 +638,7 @@ def test_a_lost_evaluation_group_is_issued_again(config, redis_client, play, mon
     from concurrent.futures import ThreadPoolExecutor
 
     monkeypatch.setattr("services.trainer.steps.orchestrator.RECONCILE_SECONDS", 0.3)
-    made = conductor(config, redis_client)
+    made = orchestrator(config, redis_client)
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(made.evaluate)
         deadline = time.monotonic() + 5
@@ -670,7 +670,7 @@ def test_an_evaluation_group_that_is_lost_again_and_again_fails():
 def test_a_version_that_is_in_memory_alone_goes_to_disk_when_nothing_comes(config, redis_client, monkeypatch):
     """As when the only rollout was started again: it can load nothing else."""
     monkeypatch.setattr("services.trainer.steps.orchestrator.PUBLISH_AGAIN_SECONDS", 0.0)
-    made = conductor(config, redis_client)
+    made = orchestrator(config, redis_client)
     made.feed.announce(weights_pb2.WeightVersion(version=3, fingerprint="m"))
     assert made.next_order().action == step_pb2.STEP_ACTION_PUBLISH
     made.feed.announce(weights_pb2.WeightVersion(version=3, fingerprint="f", path="/w"))

@@ -16,7 +16,7 @@ from services.trainer.metrics import counters
 from services.trainer.model.policy import load_policy
 from services.trainer.update.open import open_updater
 from tests.support.model_families import make_model
-from tests.support.orchestration import GROUPS, SIZE, Play, conductor, state, trained, until_training
+from tests.support.orchestration import GROUPS, SIZE, Play, orchestrator, state, trained, until_training
 from tests.support.plain_engine import PlainEngine, update_configuration
 from tests.support.recorded_run import make_order
 
@@ -82,10 +82,10 @@ def reissued(code):
 
 
 def test_prompts_that_a_rollout_now_refuses_are_issued_again_as_the_configuration_says_now(config, redis_client, play):
-    made = conductor(config, redis_client)
+    made = orchestrator(config, redis_client)
     made.issue()
     now = changed(config, sampling={"max_tokens": 5}, trainer={"max_lost_groups": 0})
-    again = conductor(now, redis_client)
+    again = orchestrator(now, redis_client)
     again.restore(state(made))
     before = reissued("prompt_too_long")
     for entry in play.read():
@@ -105,9 +105,9 @@ def read_all(play):
 
 
 def test_one_that_is_refused_again_is_lost(config, redis_client, play):
-    made = conductor(config, redis_client)
+    made = orchestrator(config, redis_client)
     made.issue()
-    again = conductor(config, redis_client)
+    again = orchestrator(config, redis_client)
     again.restore(state(made))
     for attempt in range(2):
         entry = next(each for each in read_all(play) if (each.message.issue, each.message.attempt) == (0, attempt))
@@ -117,10 +117,10 @@ def test_one_that_is_refused_again_is_lost(config, redis_client, play):
 
 
 def test_rewards_outside_a_range_that_has_changed_are_sampled_and_scored_again(config, redis_client, play):
-    made = conductor(config, redis_client)
+    made = orchestrator(config, redis_client)
     made.issue()
     play.answer()
-    again = conductor(changed(config, reward={"minimum": 0.5, "maximum": 2.0}), redis_client)
+    again = orchestrator(changed(config, reward={"minimum": 0.5, "maximum": 2.0}), redis_client)
     before = reissued("reward_out_of_range")
     again.restore(state(made))
     again.next_order()
@@ -130,11 +130,11 @@ def test_rewards_outside_a_range_that_has_changed_are_sampled_and_scored_again(c
 
 
 def test_another_place_for_blobs_has_sampled_again_what_lies_in_the_old_one(config, redis_client, play, tmp_path):
-    made = conductor(config, redis_client)
+    made = orchestrator(config, redis_client)
     made.issue()
     play.answer()
     now = config.model_copy(update={"blobs": BlobConfig(url=f"file://{tmp_path}/blobs")})
-    again = conductor(now, redis_client)
+    again = orchestrator(now, redis_client)
     again.restore(state(made))
     again.next_order()
     play.blobs = open_blobs(now.blobs, redis_client, "run")
@@ -144,14 +144,14 @@ def test_another_place_for_blobs_has_sampled_again_what_lies_in_the_old_one(conf
 
 
 def test_another_redis_has_sampled_again_what_was_in_the_old_one(config, redis_client, play):
-    made = conductor(config, redis_client)
+    made = orchestrator(config, redis_client)
     made.issue()
     play.answer()
     first = trained(until_training(made))
     made.step += 1
     saved = state(made, step=1)
     redis_client.flushdb()
-    again = conductor(config, redis_client)
+    again = orchestrator(config, redis_client)
     again.restore(saved)
     again.issue()
     Play(config, redis_client).answer()
@@ -160,9 +160,9 @@ def test_another_redis_has_sampled_again_what_was_in_the_old_one(config, redis_c
 
 @pytest.mark.parametrize("size", [1, 3])
 def test_groups_of_two_sizes_are_trained_together(config, redis_client, play, size):
-    made = conductor(config, redis_client)
+    made = orchestrator(config, redis_client)
     made.issue()
-    again = conductor(changed(config, sampling={"group_size": size}), redis_client)
+    again = orchestrator(changed(config, sampling={"group_size": size}), redis_client)
     again.restore(state(made))
     again.issue()
     play.answer()
@@ -178,11 +178,11 @@ def test_groups_of_two_sizes_are_trained_together(config, redis_client, play, si
 
 @pytest.mark.parametrize("steps", [1, 2, 30])
 def test_another_number_of_steps_ends_where_it_says(config, redis_client, play, steps):
-    made = conductor(config, redis_client)
+    made = orchestrator(config, redis_client)
     made.issue()
     play.answer()
     trained(until_training(made))
-    again = conductor(changed(config, trainer={"steps": steps}), redis_client)
+    again = orchestrator(changed(config, trainer={"steps": steps}), redis_client)
     again.restore(state(made, step=1))
     again.issue()
     assert len(again.ledger.outstanding) == min(2, steps - 1) * GROUPS

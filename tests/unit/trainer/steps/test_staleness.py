@@ -17,7 +17,7 @@ from services.rollout.weights.follower import WeightFollower
 from services.trainer.checkpoint.directory import TrainerState
 from services.trainer.data.prompts import PromptData, PromptRow, PromptSet
 from services.trainer.steps import orchestrator as module
-from services.trainer.steps.orchestrator import Conductor
+from services.trainer.steps.orchestrator import Orchestrator
 from services.trainer.steps.status import Controls, Status
 
 STEPS, HELD = 6, 3
@@ -94,7 +94,7 @@ class World:
     def start(self):
         rows = [PromptRow(str(index), f"prompt {index}", [index], "{}") for index in range(16)]
         data = PromptData(PromptSet(rows, 0, True), PromptSet(rows[:1], 0, False), "data", 0)
-        return Conductor(self.config, data, self.client, Status("run", STEPS), Controls(), lambda arrival: None)
+        return Orchestrator(self.config, data, self.client, Status("run", STEPS), Controls(), lambda arrival: None)
 
     def state(self):
         return TrainerState(self.trainer.step, self.trainer.history, "m", "d", "c", 1, self.trainer.dump(), 0.0)

@@ -6,7 +6,7 @@ from trivet.v1 import sample_pb2
 from services.common import metrics as common
 from services.common.config import BlobConfig
 from services.common.transport.weight_feed import WeightFeed
-from tests.support.orchestration import GROUPS, conductor, state, trained, until_training
+from tests.support.orchestration import GROUPS, orchestrator, state, trained, until_training
 
 
 def letters(client):
@@ -88,7 +88,7 @@ def overlapping_versions(scored):
     ],
 )
 def test_a_group_that_breaks_its_contract_is_dead_lettered(config, redis_client, play, change, code):
-    made = conductor(config, redis_client)
+    made = orchestrator(config, redis_client)
     made.issue()
     play.answer(lambda scored: change(scored) if scored.group.prompt.issue == 0 else None)
     assert trained(until_training(made)) == [1, 2]
@@ -171,7 +171,7 @@ def test_what_was_not_issued_so_is_sampled_again_and_given_up_in_the_end(
     change,
     code,
 ):
-    made = conductor(config, redis_client)
+    made = orchestrator(config, redis_client)
     made.issue()
     reissued = []
     play.answer(lambda scored: change(scored) if scored.group.prompt.issue == 0 else None)
@@ -189,7 +189,7 @@ def test_what_was_not_issued_so_is_sampled_again_and_given_up_in_the_end(
 
 
 def test_what_is_sampled_again_leaves_no_blobs(config, redis_client, play):
-    made = conductor(config, redis_client)
+    made = orchestrator(config, redis_client)
     made.issue()
     play.answer(lambda scored: other_tokens(scored) if scored.group.prompt.issue == 0 else None)
     assert trained(until_training(made)) == [1, 2]
@@ -202,12 +202,12 @@ def test_settings_that_changed_between_two_starts_are_good_for_what_was_issued_b
     redis_client,
     play,
 ):
-    made = conductor(config, redis_client)
+    made = orchestrator(config, redis_client)
     made.issue()
     saved = state(made)
     saved.ledger.update(made.dump())
     sampling = config.sampling.model_copy(update={"temperature": 0.7, "max_tokens": 5, "group_size": 3})
-    again = conductor(config.model_copy(update={"sampling": sampling}), redis_client)
+    again = orchestrator(config.model_copy(update={"sampling": sampling}), redis_client)
     again.restore(saved)
     play.answer()
     order = until_training(again)
@@ -228,11 +228,11 @@ def test_versions_of_before_a_start_are_known(config, redis_client, play, saved)
     """Also without a checkpoint: rollouts sample on until they have loaded the new version 0."""
     from trivet.v1 import weights_pb2
 
-    made = conductor(config, redis_client)
+    made = orchestrator(config, redis_client)
     made.issue()
     for version in (0, 1, 0):
         WeightFeed(redis_client, "run").announce(weights_pb2.WeightVersion(version=version, fingerprint=f"f{version}"))
-    again = conductor(config, redis_client)
+    again = orchestrator(config, redis_client)
     if saved:
         again.restore(state(made))
     else:
@@ -255,10 +255,10 @@ def test_a_file_outside_the_stores_root_survives(config, redis_client, play, tmp
             sample.replay.key = str(outside)
 
     # One of a history that nobody knows is dropped with its blobs, one that is known is refused.
-    earlier = conductor(on_disk, redis_client)
+    earlier = orchestrator(on_disk, redis_client)
     earlier.issue()
     play.answer(elsewhere)
-    made = conductor(on_disk, redis_client)
+    made = orchestrator(on_disk, redis_client)
     made.issue()
     play.answer(lambda scored: elsewhere(scored) if scored.group.prompt.issue == 0 else None)
     assert trained(until_training(made)) == [1, 2]
@@ -274,7 +274,7 @@ def test_a_file_outside_the_stores_root_survives(config, redis_client, play, tmp
 def test_an_evaluation_counts_only_what_was_issued(config, redis_client, play, change, code):
     from concurrent.futures import ThreadPoolExecutor
 
-    made = conductor(config, redis_client)
+    made = orchestrator(config, redis_client)
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(made.evaluate)
         answered = []
