@@ -5,21 +5,21 @@ from typing import Any
 import numpy as np
 
 from services.common.wire.replay_data import CandidateSets, Replay
-from services.rollout.capture.recording import Parcel
+from services.rollout.capture.recording import Chunk
 from services.rollout.engine.protocol import EngineFailed
 
 Array = np.ndarray[Any, Any]
 
 
-def open_parcel(parcel: Parcel | None, sample_id: str, *, candidates: bool) -> Replay:
+def open_chunk(chunk: Chunk | None, sample_id: str, *, candidates: bool) -> Replay:
     """Raises EngineFailed when the worker no longer had the recording."""
-    if parcel is None:
+    if chunk is None:
         raise EngineFailed("recording_lost", f"the worker has no recording of {sample_id}")
-    shape = tuple(parcel["routing_shape"])
-    routing = np.frombuffer(parcel["routing"], dtype=parcel["routing_dtype"]).reshape(shape)
+    shape = tuple(chunk["routing_shape"])
+    routing = np.frombuffer(chunk["routing"], dtype=chunk["routing_dtype"]).reshape(shape)
     sets = CandidateSets(
-        np.frombuffer(parcel["candidate_counts"], dtype=np.int32),
-        np.frombuffer(parcel["candidate_ids"], dtype=np.int32),
+        np.frombuffer(chunk["candidate_counts"], dtype=np.int32),
+        np.frombuffer(chunk["candidate_ids"], dtype=np.int32),
     )
     return Replay(routing if shape[0] else None, sets if candidates else None)
 

@@ -23,7 +23,7 @@ class CaptureGap(RuntimeError):
     """A position was forwarded that no earlier pass leads up to: the record would have a hole."""
 
 
-class Parcel(TypedDict):
+class Chunk(TypedDict):
     """A finished recording as bytes, since the way from the worker carries no arrays."""
 
     routing: bytes
@@ -73,10 +73,10 @@ class Recording:
         self.candidate_counts.append(len(token_ids))
         self.candidate_ids.append(token_ids)
 
-    def parcel(self) -> Parcel:
+    def chunk(self) -> Chunk:
         rows = self.rows[: self.filled] if self.rows is not None else np.empty((0, 0, 0), dtype=np.uint8)
         ids = np.concatenate(self.candidate_ids) if self.candidate_ids else np.empty(0, dtype=np.int32)
-        return Parcel(
+        return Chunk(
             routing=rows.tobytes(),
             routing_shape=list(rows.shape),
             routing_dtype=rows.dtype.name,
@@ -113,13 +113,13 @@ class Recordings:
             self._finished.popitem(last=False)
             self.evicted += 1
 
-    def take(self, sample_ids: Sequence[str]) -> list[Parcel | None]:
+    def take(self, sample_ids: Sequence[str]) -> list[Chunk | None]:
         """Hands each over and forgets it; None for one that is not here."""
-        parcels: list[Parcel | None] = []
+        chunks: list[Chunk | None] = []
         for sample_id in sample_ids:
             recording = self._remove(sample_id)
-            parcels.append(recording.parcel() if recording is not None else None)
-        return parcels
+            chunks.append(recording.chunk() if recording is not None else None)
+        return chunks
 
     def drop(self, sample_ids: Iterable[str]) -> None:
         for sample_id in sample_ids:

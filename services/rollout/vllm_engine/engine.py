@@ -20,7 +20,7 @@ from services.common.errors import InvalidData, Unavailable
 from services.common.logs import get_logger
 from services.common.transport.weight_feed import verify_weights
 from services.common.wire.replay_data import Replay
-from services.rollout.capture.chunks import check_replay, open_parcel
+from services.rollout.capture.chunks import check_replay, open_chunk
 from services.rollout.engine import metrics
 from services.rollout.engine.delivery import Delivery
 from services.rollout.engine.protocol import EngineFailed, EngineSample, LoadFailed, NotServed
@@ -192,10 +192,10 @@ class VllmEngine:
             )
             if extension:
                 drop, self._abandoned = self._abandoned, []
-                parcels = (await launched.llm.collective_rpc("trivet_take", args=(keys, drop)))[0]
+                chunks = (await launched.llm.collective_rpc("trivet_take", args=(keys, drop)))[0]
                 taken = True
                 replays = [
-                    open_parcel(parcel, key, candidates=truncated) for key, parcel in zip(keys, parcels, strict=True)
+                    open_chunk(chunk, key, candidates=truncated) for key, chunk in zip(keys, chunks, strict=True)
                 ]
             elif record:
                 replays = [native_replay(output, moe_layers, candidates=truncated) for output in outputs]

@@ -14,7 +14,7 @@ import torch
 from vllm.model_executor.layers.fused_moe.layer import MoERunner
 from vllm.model_executor.layers.fused_moe.router.base_router import BaseRouter
 
-from services.rollout.capture.recording import Parcel, Recording, Recordings
+from services.rollout.capture.recording import Chunk, Recording, Recordings
 from services.rollout.vllm_engine.arguments import RECORD
 from services.rollout.vllm_engine.cpu_reload import pack_experts_on_reload, pack_heads
 from services.rollout.vllm_engine.cuda_ipc import opened_by_vllm
@@ -59,7 +59,7 @@ class CaptureExtension:
         if self.rank == 0:
             self.trivet_capture = Capture(self.model_runner, self.model_config.get_num_experts(), kept)
 
-    def trivet_take(self, take: list[str], drop: list[str]) -> list[Parcel | None]:
+    def trivet_take(self, take: list[str], drop: list[str]) -> list[Chunk | None]:
         if self.rank != 0:
             return []
         self.trivet_capture.recordings.drop(drop)

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from services.common.wire.replay_data import CandidateSets, Replay
-from services.rollout.capture.chunks import check_replay, open_parcel
+from services.rollout.capture.chunks import check_replay, open_chunk
 from services.rollout.capture.recording import Recording
 from services.rollout.engine.protocol import EngineFailed
 
@@ -12,12 +12,12 @@ def recorded(dtype=np.uint8):
     recording.add_rows(0, np.arange(12, dtype=dtype).reshape(3, 2, 2))
     recording.add_candidates(np.asarray([4, 5], dtype=np.int32))
     recording.add_candidates(np.asarray([6], dtype=np.int32))
-    return recording.parcel()
+    return recording.chunk()
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
-def test_a_parcel_opens_to_what_was_recorded(dtype):
-    replay = open_parcel(recorded(dtype), "s", candidates=True)
+def test_a_chunk_opens_to_what_was_recorded(dtype):
+    replay = open_chunk(recorded(dtype), "s", candidates=True)
     np.testing.assert_array_equal(replay.routing, np.arange(12, dtype=dtype).reshape(3, 2, 2))
     assert replay.routing.dtype == dtype
     assert replay.candidates.counts.tolist() == [2, 1]
@@ -26,8 +26,8 @@ def test_a_parcel_opens_to_what_was_recorded(dtype):
 
 
 def test_a_dense_model_and_no_truncation_leave_both_out():
-    parcel = Recording(prompt_length=2, positions=4, candidates=False).parcel()
-    replay = open_parcel(parcel, "s", candidates=False)
+    chunk = Recording(prompt_length=2, positions=4, candidates=False).chunk()
+    replay = open_chunk(chunk, "s", candidates=False)
     assert replay.routing is None
     assert replay.candidates is None
     check_replay(replay, "s", prompt_length=2, completion_length=2, moe=False)
@@ -35,7 +35,7 @@ def test_a_dense_model_and_no_truncation_leave_both_out():
 
 def test_a_lost_recording_may_be_drawn_again():
     with pytest.raises(EngineFailed) as failure:
-        open_parcel(None, "s", candidates=True)
+        open_chunk(None, "s", candidates=True)
     assert failure.value.code == "recording_lost"
 
 
