@@ -84,7 +84,7 @@ def _server(engine: Any, transfer: Transfer) -> Any:
 
 def _sender(place: Place, config: Any, engine: Any, port: int) -> tuple[Any, Any]:
     """From the last GPU: with one, the rollout's own."""
-    from services.rollout.weights.registration import Presence
+    from services.rollout.weights.registration import Registration
     from services.trainer.export.tensors import WeightSource
     from services.trainer.model.load import read_model
     from services.trainer.weights.channels import device_uuid, ipc_channel, nccl_channel
@@ -96,7 +96,7 @@ def _sender(place: Place, config: Any, engine: Any, port: int) -> tuple[Any, Any
     torch.cuda.set_device(device)
     source = WeightSource(read_model(str(place.directory / "other"), dtype="bfloat16").to(device), None)
     unreachable: Any = None
-    entry = Presence(unreachable, engine, rollout_id="r", address=f"127.0.0.1:{port}").entry()
+    entry = Registration(unreachable, engine, rollout_id="r", address=f"127.0.0.1:{port}").entry()
     registry: Any = SimpleNamespace(alive=lambda: [entry])
     open_channel = nccl_channel if transfer == "nccl" else ipc_channel
     return WeightTransfer(

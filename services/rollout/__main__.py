@@ -34,7 +34,7 @@ from services.rollout.groups.sampler import GroupSampler
 from services.rollout.service import GRPC_NAME, RolloutServicer
 from services.rollout.vllm_engine.environment import set_defaults
 from services.rollout.weights.follower import WeightFollower
-from services.rollout.weights.registration import Presence, reachable_address
+from services.rollout.weights.registration import Registration, reachable_address
 
 # With the shutdown of engine and servers after it, a stop stays within 5 seconds.
 GRACE_SECONDS = 1.5
@@ -128,7 +128,7 @@ class Rollout:
             following = self._outages.ride_out(self._follower.run)
             jobs = [gave_up, *map(asyncio.create_task, (following, self._worker.run()))]
             if self._config.weights.transfer != "disk":
-                jobs.append(asyncio.create_task(self._presence().run()))
+                jobs.append(asyncio.create_task(self._registration().run()))
             done, _ = await asyncio.wait([stopped, *jobs], return_when=asyncio.FIRST_COMPLETED)
             for job in done:
                 job.result()
@@ -140,10 +140,10 @@ class Rollout:
                 job.cancel()
             await asyncio.gather(stopped, *jobs, return_exceptions=True)
 
-    def _presence(self) -> Presence:
+    def _registration(self) -> Registration:
         address = reachable_address(self._config.rollout.server, self._server.grpc_port, self._client)
         log.info("registered", address=address)
-        return Presence(
+        return Registration(
             RolloutRegistry(self._client, self._config.run.name),
             self._engine,
             rollout_id=self._id,

@@ -13,7 +13,7 @@ from services.common.config import WeightsConfig
 from services.common.transport.rollout_registry import RolloutRegistry
 from services.common.transport.weight_feed import describe_weights
 from services.rollout.vllm_engine.environment import set_defaults
-from services.rollout.weights.registration import Presence
+from services.rollout.weights.registration import Registration
 from services.trainer.export.tensors import WeightSource
 from services.trainer.weights.channels import BroadcastChannel, BufferChannel
 from services.trainer.weights.transfer import WeightTransfer
@@ -84,7 +84,7 @@ async def test_a_running_sample_goes_on_under_weights_from_memory(paths, transfe
     source = WeightSource(AutoModelForCausalLM.from_pretrained(paths[2]), None)
     async with launched(paths[1], transfer, monkeypatch) as engine, serving(engine, transfer) as port:
         registry = RolloutRegistry(redis_client, f"memory-{transfer}")
-        registry.renew(Presence(registry, engine, rollout_id="r1", address=f"127.0.0.1:{port}").entry())
+        registry.renew(Registration(registry, engine, rollout_id="r1", address=f"127.0.0.1:{port}").entry())
         sender = transfer_of(transfer, source, redis_client, f"memory-{transfer}")
         before = await engine._llm.compute_weight_checksums()
         assert await asyncio.to_thread(sender.prepare)
@@ -119,8 +119,8 @@ async def test_an_engine_left_in_the_middle_comes_back_from_disk_and_joins_anew(
     source = WeightSource(AutoModelForCausalLM.from_pretrained(paths[2]), None)
     async with launched(paths[1], "nccl", monkeypatch) as engine, serving(engine, "nccl") as port:
         registry = RolloutRegistry(redis_client, "middle")
-        presence = Presence(registry, engine, rollout_id="r1", address=f"127.0.0.1:{port}")
-        registry.renew(presence.entry())
+        registration = Registration(registry, engine, rollout_id="r1", address=f"127.0.0.1:{port}")
+        registry.renew(registration.entry())
         sender = transfer_of("nccl", source, redis_client, "middle")
         assert await asyncio.to_thread(sender.prepare)
         assert await asyncio.to_thread(sender.send, NEW, iter(source))
@@ -138,7 +138,7 @@ async def test_an_engine_left_in_the_middle_comes_back_from_disk_and_joins_anew(
         assert engine.weights.version == 0
         assert is_version((await engine.generate(PROMPT, TOP_K, ids(1), record=True))[0], 0)
 
-        registry.renew(presence.entry())
+        registry.renew(registration.entry())
         assert await asyncio.to_thread(sender.prepare)
         assert await asyncio.to_thread(sender.send, weights_pb2.WeightVersion(version=3, fingerprint="3"), iter(source))
         assert await engine._llm.compute_weight_checksums() == before

@@ -16,7 +16,7 @@ from services.rollout.engine.protocol import Engine
 OUTAGE_SECONDS = 1800.0
 
 
-class Presence:
+class Registration:
     """Registered while the engine can be called; what is not renewed expires."""
 
     def __init__(

@@ -5,13 +5,13 @@ import pytest
 from services.common.config import ServerConfig
 from services.common.transport.rollout_registry import RolloutRegistry
 from services.rollout.weights import registration
-from services.rollout.weights.registration import Presence, reachable_address
+from services.rollout.weights.registration import Registration, reachable_address
 from tests.support.rollout_fakes import FakeEngine
 
 
 @pytest.fixture
 def registry(redis_client):
-    return RolloutRegistry(redis_client, "presence")
+    return RolloutRegistry(redis_client, "registration")
 
 
 async def until(condition):
@@ -24,7 +24,7 @@ async def test_a_rollout_is_there_while_its_engine_is_and_leaves_when_it_goes(re
     monkeypatch.setattr(registration, "BEAT_SECONDS", 0.01)
     engine = FakeEngine()
     engine.problem = "engine is starting"
-    task = asyncio.create_task(Presence(registry, engine, rollout_id="r1", address="here:1").run())
+    task = asyncio.create_task(Registration(registry, engine, rollout_id="r1", address="here:1").run())
     await asyncio.sleep(0.1)
     assert registry.alive() == []
     engine.problem = None
