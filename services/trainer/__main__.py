@@ -24,7 +24,7 @@ from services.trainer.data.model_files import check_model, model_paths, open_tok
 from services.trainer.data.preferences import PreferenceData, load_preferences
 from services.trainer.data.prompts import PromptData, load_prompts
 from services.trainer.engine.protocol import TrainEngine
-from services.trainer.loop import Lead, Machinery, TrainingLoop
+from services.trainer.loop import Machinery, RankZero, TrainingLoop
 from services.trainer.model.load import weights_fingerprint
 from services.trainer.recording.recorder import Recorder
 from services.trainer.service import TrainerServicer
@@ -87,7 +87,7 @@ def _run(config: Config) -> bool:
     try:
         if data is None:
             return TrainingLoop(config, machinery, None).run()
-        return _lead(config, data, machinery, controls, lease)
+        return _rank_zero(config, data, machinery, controls, lease)
     finally:
         if lease is not None:
             lease.close()
@@ -103,7 +103,7 @@ def _lease(config: Config, controls: Controls) -> Lease | None:
     return lease
 
 
-def _lead(
+def _rank_zero(
     config: Config,
     data: PromptData | PreferenceData,
     machinery: Machinery,
@@ -128,14 +128,14 @@ def _lead(
     try:
         with starting():
             if isinstance(data, PreferenceData):
-                lead = _pairs(config, data, status, controls)
+                rank_zero = _pairs(config, data, status, controls)
             else:
-                lead = replace(_sampled(config, data, machinery, status, controls), lease=lease)
+                rank_zero = replace(_sampled(config, data, machinery, status, controls), lease=lease)
         try:
-            finished = TrainingLoop(config, machinery, lead).run()
+            finished = TrainingLoop(config, machinery, rank_zero).run()
         finally:
-            if lead.release is not None:
-                lead.release.close()
+            if rank_zero.release is not None:
+                rank_zero.release.close()
         status.state = trainer_pb2.TRAINER_STATE_FINISHED
         return finished
     except BaseException:
@@ -145,7 +145,7 @@ def _lead(
         server.stop()
 
 
-def _sampled(config: Config, data: PromptData, machinery: Machinery, status: Status, controls: Controls) -> Lead:
+def _sampled(config: Config, data: PromptData, machinery: Machinery, status: Status, controls: Controls) -> RankZero:
     client = connect(config.redis)
     rounds = config.algorithm.dynamic_sampling_rounds if configured_algorithm(config).dynamic_sampling else 0
     check = _replay_check(machinery.engine)
@@ -156,15 +156,15 @@ def _sampled(config: Config, data: PromptData, machinery: Machinery, status: Sta
         config.run.path / "weights", orchestrator.feed, config.trainer.keep_weights, orchestrator.outages
     )
     transfer = open_transfer(config, client, machinery.source, machinery.engine.device)
-    return Lead(orchestrator, Records(config.run.path), Release(publisher, config.weights, transfer))
+    return RankZero(orchestrator, Records(config.run.path), Release(publisher, config.weights, transfer))
 
 
 def _outages(config: Config) -> Outages:
     return Outages(config.trainer.batch_timeout_seconds)
 
 
-def _pairs(config: Config, data: PreferenceData, status: Status, controls: Controls) -> Lead:
-    return Lead(PairFeed(config, data, status, controls), Records(config.run.path), None)
+def _pairs(config: Config, data: PreferenceData, status: Status, controls: Controls) -> RankZero:
+    return RankZero(PairFeed(config, data, status, controls), Records(config.run.path), None)
 
 
 def _load_data(config: Config) -> PromptData | PreferenceData | None:

@@ -60,8 +60,8 @@ class Machinery:
 
 
 @dataclass(frozen=True)
-class Lead:
-    """What rank 0 has beside it. Without a release the policy goes nowhere but into checkpoints."""
+class RankZero:
+    """What rank 0 has in addition. Without a release the policy goes nowhere but into checkpoints."""
 
     source: StepSource
     records: Records
@@ -71,12 +71,12 @@ class Lead:
 
 
 class TrainingLoop:
-    def __init__(self, config: Config, machinery: Machinery, lead: Lead | None) -> None:
-        """`lead` is rank 0's, None elsewhere."""
-        self._config, self._lead = config, lead
+    def __init__(self, config: Config, machinery: Machinery, rank_zero: RankZero | None) -> None:
+        """`rank_zero` is None on every rank but 0."""
+        self._config, self._rank_zero = config, rank_zero
         self._engine, self._updater, self._checkpoints = machinery.engine, machinery.updater, machinery.checkpoints
         self._recorder, self._model, self._settings = machinery.recorder, machinery.model, machinery.settings
-        self._publication = Publication(machinery.engine, machinery.source, lead.release if lead else None)
+        self._publication = Publication(machinery.engine, machinery.source, rank_zero.release if rank_zero else None)
         self._signal = LearningSignal(config)
         self._soundness = Soundness(machinery.engine, config.trainer.max_skipped_steps)
         self._step = 0
@@ -98,8 +98,8 @@ class TrainingLoop:
         self._publish()
         self._evaluate()
         self._phases = {}
-        if self._lead is not None:
-            self._lead.source.status.start_clock(self._step)
+        if self._rank_zero is not None:
+            self._rank_zero.source.status.start_clock(self._step)
         while self._step < self._config.trainer.steps:
             order = self._next_order()
             if order.action == step_pb2.STEP_ACTION_TRAIN:
@@ -135,9 +135,9 @@ class TrainingLoop:
             raise InvalidData(
                 "weights_not_finite", f"{self._newest or self._config.model.path} holds weights that are not finite"
             )
-        if self._lead is None:
+        if self._rank_zero is None:
             return
-        source, records = self._lead.source, self._lead.records
+        source, records = self._rank_zero.source, self._rank_zero.records
         self._guard = CollapseGuard(
             self._config,
             [record for record in records.evaluations() if record["step"] <= self._step],
@@ -149,20 +149,20 @@ class TrainingLoop:
             observe.observe_checkpoint(checkpoint_message(saved))
 
     def _check_resumable(self, saved: SavedCheckpoint) -> None:
-        data = self._lead.source.data_version if self._lead else saved.state.data
+        data = self._rank_zero.source.data_version if self._rank_zero else saved.state.data
         check_resumable(
             saved, model=self._model, data=data, world_size=self._engine.world_size, settings=self._settings
         )
 
     def _check_lease(self) -> None:
         """Before anything is taken or written. Raises TrivetError when another trainer has the run."""
-        if self._lead is not None and self._lead.lease is not None:
-            self._lead.lease.check()
+        if self._rank_zero is not None and self._rank_zero.lease is not None:
+            self._rank_zero.lease.check()
 
     def _next_order(self) -> step_pb2.StepOrder:
         self._check_lease()
         with self._phase("wait"):
-            return self._share(self._lead.source.next_order() if self._lead else None)
+            return self._share(self._rank_zero.source.next_order() if self._rank_zero else None)
 
     def _share(self, order: step_pb2.StepOrder | None) -> step_pb2.StepOrder:
         """Rank 0's order on every rank; the others pass None."""
@@ -179,8 +179,8 @@ class TrainingLoop:
             observe.observe_samples(samples)
             self._values = self._updater.train(samples)
         self._step += 1
-        if self._lead is not None:
-            self._lead.source.step = self._step
+        if self._rank_zero is not None:
+            self._rank_zero.source.step = self._step
         return self._soundness.judge(self._values, self._updater.skipped)
 
     @contextmanager
@@ -201,22 +201,22 @@ class TrainingLoop:
                 last = self._step == self._config.trainer.steps
                 durable = durable or last or self._due(self._config.trainer.checkpoint_every)
                 self._publication.publish(self._step, durable=durable)
-        if self._lead is not None:
+        if self._rank_zero is not None:
             # Before anything else, so that the rollouts have work while the rest is written down.
-            self._lead.source.issue()
+            self._rank_zero.source.issue()
 
     def _record(self, order: step_pb2.StepOrder) -> None:
-        if self._lead is None:
+        if self._rank_zero is None:
             return
         sampled = self._config.data.preferences is None
         values = {**self._values, **summarize(order, self._step - 1, self._phases, sampled=sampled)}
         if sampled:
             values |= self._signal.observe(order.groups)
         self._phases = {}
-        status = self._lead.source.status
+        status = self._rank_zero.source.status
         status.metrics, status.step = values, self._step
         observe.observe_step(self._step, len(order.groups), values)
-        self._lead.records.add_step(
+        self._rank_zero.records.add_step(
             {
                 "step": self._step,
                 "time": time.time(),
@@ -233,7 +233,7 @@ class TrainingLoop:
 
     def _save(self) -> None:
         with self._phase("checkpoint"), counters.CHECKPOINT_SECONDS.time():
-            if self._lead is not None:
+            if self._rank_zero is not None:
                 self._checkpoints.begin(self._step)
             self._engine.barrier()
             staged = self._checkpoints.staging(self._step)
@@ -241,8 +241,8 @@ class TrainingLoop:
             self._engine.export(staged / POLICY_DIRECTORY)
             self._engine.barrier()
             sums = sum_files(staged, self._engine)
-            if self._lead is not None:
-                self._commit(self._lead.source, sums)
+            if self._rank_zero is not None:
+                self._commit(self._rank_zero.source, sums)
 
     def _commit(self, source: StepSource, sums: dict[str, str]) -> None:
         self._check_lease()
@@ -276,25 +276,27 @@ class TrainingLoop:
         if values is None:
             return
         self._evaluated = self._step
-        if self._lead is None:
+        if self._rank_zero is None:
             return
-        self._lead.source.status.evaluation = values
+        self._rank_zero.source.status.evaluation = values
         observe.observe_evaluation(values)
         asks = evaluation_version(self._config)
-        self._lead.records.add_evaluation({"step": self._step, "time": time.time(), "asks": asks, "metrics": values})
+        self._rank_zero.records.add_evaluation(
+            {"step": self._step, "time": time.time(), "asks": asks, "metrics": values}
+        )
         log.info("evaluation", **values)
         if self._guard is not None:
-            self._judge(self._guard, self._lead)
+            self._judge(self._guard, self._rank_zero)
 
-    def _judge(self, guard: CollapseGuard, lead: Lead) -> None:
+    def _judge(self, guard: CollapseGuard, rank_zero: RankZero) -> None:
         """Raises GaveUp when the run has collapsed."""
-        reason = guard.evaluated(lead.records.evaluations())
+        reason = guard.evaluated(rank_zero.records.evaluations())
         if reason is not None:
             raise GaveUp("collapsed", f"{reason}; {where_to_go_on(self._checkpoints.best())}")
         best = guard.best
         # The model that the run began with needs no checkpoint.
         if best is not None and best.step == self._step > 0 and not self._keep_best(best) and guard.improved:
-            lead.source.controls.request_save()
+            rank_zero.source.controls.request_save()
 
     def _keep_best(self, best: Score) -> bool:
         kept = self._checkpoints.keep_best(best)
@@ -305,15 +307,15 @@ class TrainingLoop:
     def _held_out(self) -> dict[str, float] | None:
         """Pairs are for every rank to evaluate; prompts are rank 0's, and the others wait at the next broadcast."""
         if self._config.data.preferences is not None and isinstance(self._updater, PreferenceUpdater):
-            order = self._share(self._lead.source.held_out() if self._lead else None)
+            order = self._share(self._rank_zero.source.held_out() if self._rank_zero else None)
             return self._updater.evaluate(batch_samples(order, self._config, self._engine.facts))
-        return self._lead.source.evaluate() if self._lead else None
+        return self._rank_zero.source.evaluate() if self._rank_zero else None
 
     def _due(self, every: int) -> bool:
         return every > 0 and self._step % every == 0 and self._step < self._config.trainer.steps
 
     def _stopped(self) -> bool:
-        return self._lead is not None and self._lead.source.controls.stop.is_set()
+        return self._rank_zero is not None and self._rank_zero.source.controls.stop.is_set()
 
     @contextmanager
     def _phase(self, name: str) -> Iterator[None]:

@@ -9,7 +9,7 @@ from services.common.errors import GaveUp
 from services.common.run_files.held_out import read_best
 from services.common.run_files.run_log import Records
 from services.trainer.checkpoint.directory import Checkpoints
-from services.trainer.loop import Lead, Machinery, TrainingLoop
+from services.trainer.loop import Machinery, RankZero, TrainingLoop
 from services.trainer.model.policy import load_policy
 from services.trainer.recording.recorder import Recorder
 from services.trainer.steps.status import Controls, Status
@@ -85,7 +85,7 @@ def run(config, accuracy, reward=lambda step: 0.5):
         engine, open_updater(config, engine, None), checkpoints, Recorder(config, engine), "model", {}
     )
     source = Script(config.trainer.steps, accuracy, reward)
-    loop = TrainingLoop(config, machinery, Lead(source, Records(config.run.path), Nowhere()))
+    loop = TrainingLoop(config, machinery, RankZero(source, Records(config.run.path), Nowhere()))
     assert loop.run()
     return source
 
@@ -111,7 +111,7 @@ def test_a_version_is_published_again_when_the_source_asks_for_it(base, tmp_path
         return train()
 
     source.next_order = next_order
-    assert TrainingLoop(config, machinery, Lead(source, Records(tmp_path / "r"), release)).run()
+    assert TrainingLoop(config, machinery, RankZero(source, Records(tmp_path / "r"), release)).run()
     assert release.plans == [(0, True), (1, False), (2, False), (2, True), (3, True)]
 
 

@@ -13,7 +13,7 @@ from services.common.config import ConfigError
 from services.common.errors import GaveUp, TrivetError
 from services.common.run_files.run_log import Records
 from services.trainer.checkpoint.directory import Checkpoints
-from services.trainer.loop import Lead, Machinery, TrainingLoop
+from services.trainer.loop import Machinery, RankZero, TrainingLoop
 from services.trainer.metrics import counters
 from services.trainer.model.policy import load_policy
 from services.trainer.recording.recorder import Recorder
@@ -115,7 +115,7 @@ class Run:
             model="model",
             settings={},
         )
-        return TrainingLoop(self.config, machinery, Lead(self.source, self.records, self.release, self.lease)).run()
+        return TrainingLoop(self.config, machinery, RankZero(self.source, self.records, self.release, self.lease)).run()
 
     @property
     def saved(self):
