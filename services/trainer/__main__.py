@@ -11,7 +11,7 @@ from services.common.config import Config, ConfigError
 from services.common.errors import GaveUp, TrivetError, one_sentence
 from services.common.exit_codes import CONFIGURATION, FAILED, FINISHED, GAVE_UP, STOPPED
 from services.common.logs import configure_logs, get_logger
-from services.common.run_files.run_log import Records
+from services.common.run_files.run_log import RunLog
 from services.common.serving.arguments import leave, parse_service_arguments, report_end, starting
 from services.common.serving.exposition import EXPOSITION
 from services.common.serving.server import BackgroundServer, ServiceServer
@@ -156,7 +156,7 @@ def _sampled(config: Config, data: PromptData, machinery: Machinery, status: Sta
         config.run.path / "weights", orchestrator.feed, config.trainer.keep_weights, orchestrator.outages
     )
     transfer = open_transfer(config, client, machinery.source, machinery.engine.device)
-    return RankZero(orchestrator, Records(config.run.path), Release(publisher, config.weights, transfer))
+    return RankZero(orchestrator, RunLog(config.run.path), Release(publisher, config.weights, transfer))
 
 
 def _outages(config: Config) -> Outages:
@@ -164,7 +164,7 @@ def _outages(config: Config) -> Outages:
 
 
 def _pairs(config: Config, data: PreferenceData, status: Status, controls: Controls) -> RankZero:
-    return RankZero(PairFeed(config, data, status, controls), Records(config.run.path), None)
+    return RankZero(PairFeed(config, data, status, controls), RunLog(config.run.path), None)
 
 
 def _load_data(config: Config) -> PromptData | PreferenceData | None:

@@ -13,7 +13,7 @@ from services.common.errors import GaveUp, InvalidData
 from services.common.logs import get_logger
 from services.common.run_files.held_out import Score
 from services.common.run_files.lineage import config_version, evaluation_version
-from services.common.run_files.run_log import Records
+from services.common.run_files.run_log import RunLog
 from services.common.serving.arguments import starting
 from services.trainer.batch.groups import batch_samples
 from services.trainer.checkpoint.checksums import sum_files
@@ -64,7 +64,7 @@ class RankZero:
     """What rank 0 has in addition. Without a release the policy goes nowhere but into checkpoints."""
 
     source: StepSource
-    records: Records
+    run_log: RunLog
     release: Release | None
     # None where no other trainer could have the run.
     lease: Lease | None = None
@@ -137,11 +137,11 @@ class TrainingLoop:
             )
         if self._rank_zero is None:
             return
-        source, records = self._rank_zero.source, self._rank_zero.records
+        source, run_log = self._rank_zero.source, self._rank_zero.run_log
         self._guard = CollapseGuard(
             self._config,
-            [record for record in records.evaluations() if record["step"] <= self._step],
-            [record for record in records.steps() if record["step"] <= self._step],
+            [entry for entry in run_log.evaluations() if entry["step"] <= self._step],
+            [entry for entry in run_log.steps() if entry["step"] <= self._step],
         )
         source.status.step = source.status.checkpoint_step = self._step
         if saved is not None:
@@ -216,7 +216,7 @@ class TrainingLoop:
         status = self._rank_zero.source.status
         status.metrics, status.step = values, self._step
         observe.observe_step(self._step, len(order.groups), values)
-        self._rank_zero.records.add_step(
+        self._rank_zero.run_log.add_step(
             {
                 "step": self._step,
                 "time": time.time(),
@@ -281,7 +281,7 @@ class TrainingLoop:
         self._rank_zero.source.status.evaluation = values
         observe.observe_evaluation(values)
         asks = evaluation_version(self._config)
-        self._rank_zero.records.add_evaluation(
+        self._rank_zero.run_log.add_evaluation(
             {"step": self._step, "time": time.time(), "asks": asks, "metrics": values}
         )
         log.info("evaluation", **values)
@@ -290,7 +290,7 @@ class TrainingLoop:
 
     def _judge(self, guard: CollapseGuard, rank_zero: RankZero) -> None:
         """Raises GaveUp when the run has collapsed."""
-        reason = guard.evaluated(rank_zero.records.evaluations())
+        reason = guard.evaluated(rank_zero.run_log.evaluations())
         if reason is not None:
             raise GaveUp("collapsed", f"{reason}; {where_to_go_on(self._checkpoints.best())}")
         best = guard.best

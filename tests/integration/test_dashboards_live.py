@@ -94,7 +94,7 @@ def watched(quickstart_model, tmp_path_factory) -> Iterator[Watched]:
         prometheus.until(lambda server: server.query('trivet_run_dead_letters_total{run="system"}'), "first scrape")
         system.until_step(3)
         system.client.xadd("system:samples", {"message": b"\xff no message"})
-        step = system.records.steps()[-1]["step"]
+        step = system.run_log.steps()[-1]["step"]
         system.until_step(step + 4)
         prometheus.until(
             lambda server: server.query('trivet_dead_letters_total{code="entry_unparsable"} > 0'), "counted dead letter"
@@ -148,9 +148,9 @@ def test_every_series_names_the_run(watched):
 def test_values_are_those_of_the_records(watched):
     (step,) = watched.prometheus.query('trivet_trainer_step{run="system"}')
     (ratio,) = watched.prometheus.query('trivet_trainer_sampler_ratio_mean{run="system"}')
-    recorded = {record["metrics"]["sampler_ratio_mean"] for record in watched.system.records.steps()}
+    recorded = {entry["metrics"]["sampler_ratio_mean"] for entry in watched.system.run_log.steps()}
     assert float(ratio["value"][1]) in recorded
-    assert 1 <= float(step["value"][1]) <= watched.system.records.steps()[-1]["step"]
+    assert 1 <= float(step["value"][1]) <= watched.system.run_log.steps()[-1]["step"]
 
 
 def test_the_rules_are_evaluated_and_the_dead_letter_fires(watched):

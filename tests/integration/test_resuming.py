@@ -60,13 +60,13 @@ def test_it_resumes_from_the_one_before_and_keeps_the_damaged_one(finished):
 
 
 def test_every_step_has_the_size_of_its_configuration_and_no_group_is_trained_twice(finished):
-    records = finished.records.steps()
-    assert [len(record["groups"]) for record in records] == [GROUPS] * 2 + [THEN] * (STEPS - 2)
-    trained = Counter(group for record in records for group in record["groups"])
+    entries = finished.run_log.steps()
+    assert [len(entry["groups"]) for entry in entries] == [GROUPS] * 2 + [THEN] * (STEPS - 2)
+    trained = Counter(group for entry in entries for group in entry["groups"])
     assert set(trained.values()) == {1}
     state = json.loads((finished.config.run.path / "checkpoints" / "step-000008" / "trainer.json").read_text())
     assert state["ledger"]["outstanding"] == {}
 
 
 def test_no_group_is_older_than_the_new_bound(finished):
-    assert all(record["metrics"]["staleness_max"] <= 0 for record in finished.records.steps()[2:])
+    assert all(entry["metrics"]["staleness_max"] <= 0 for entry in finished.run_log.steps()[2:])

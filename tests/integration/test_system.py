@@ -54,11 +54,11 @@ def finished(quickstart_model, tmp_path_factory):
 
 
 def test_every_issued_prompt_is_trained_exactly_once(finished):
-    records = finished.records.steps()
-    assert [record["step"] for record in records] == list(range(1, STEPS + 1))
-    trained = Counter(int(group.partition("-")[2]) for record in records for group in record["groups"])
+    entries = finished.run_log.steps()
+    assert [entry["step"] for entry in entries] == list(range(1, STEPS + 1))
+    trained = Counter(int(group.partition("-")[2]) for entry in entries for group in entry["groups"])
     assert trained == dict.fromkeys(range(STEPS * GROUPS), 1)
-    samples = Counter(sample for record in records for sample in record["samples"])
+    samples = Counter(sample for entry in entries for sample in entry["samples"])
     assert len(samples) == STEPS * GROUPS * SIZE
     assert set(samples.values()) == {1}
 
@@ -77,7 +77,7 @@ def test_nothing_is_left_in_redis(finished):
 
 
 def test_at_equal_weights_sampler_and_trainer_agree(finished):
-    first = finished.records.steps()[0]["metrics"]
+    first = finished.run_log.steps()[0]["metrics"]
     assert first["logprob_difference_max"] <= 1e-5
     assert first["sampler_ratio_mean"] == pytest.approx(1, abs=1e-4)
     assert first["routing_agreement"] == 1.0

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import yaml
 
-from services.common.run_files.run_log import Records
+from services.common.run_files.run_log import RunLog
 from services.trainer.checkpoint.directory import Checkpoints
 from tests.support import chart_engine as chart
 
@@ -125,7 +125,7 @@ class Cluster:
         return [*launch, "--config", str(self._directory / "run.yaml")]
 
     def steps(self) -> list[int]:
-        return [record["step"] for record in Records(self.run).steps()]
+        return [entry["step"] for entry in RunLog(self.run).steps()]
 
     def until(self, condition: Callable[[], Any], seconds: float = 120) -> float:
         """How long it took."""

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from services.common.run_files.run_log import Records
+from services.common.run_files.run_log import RunLog
 from services.trainer.checkpoint.directory import Checkpoints
 
 STEPS = 4
@@ -52,9 +52,9 @@ def rest_of(process: "subprocess.Popen[str]", timeout: float) -> str:
 
 
 def wait_for_step(directory: Path, step: int, process: "subprocess.Popen[str]") -> None:
-    records = Records(directory / "runs" / "quickstart")
+    run_log = RunLog(directory / "runs" / "quickstart")
     deadline = time.monotonic() + 240
-    while not any(record["step"] >= step for record in records.steps()):
+    while not any(entry["step"] >= step for entry in run_log.steps()):
         assert process.poll() is None, process.stdout.read()
         assert time.monotonic() < deadline, f"no step {step}"
         time.sleep(0.1)
@@ -85,9 +85,9 @@ def test_ctrl_c_leaves_a_checkpoint_and_no_process_and_the_run_goes_on(run, left
     assert second.returncode == 0, output
     assert "Before and after" in output
     assert leftovers.found() == []
-    records = Records(run / "runs" / "quickstart").steps()
-    assert [record["step"] for record in records] == list(range(1, STEPS + 1))
-    issues = [int(group.partition("-")[2]) for record in records for group in record["groups"]]
+    entries = RunLog(run / "runs" / "quickstart").steps()
+    assert [entry["step"] for entry in entries] == list(range(1, STEPS + 1))
+    issues = [int(group.partition("-")[2]) for entry in entries for group in entry["groups"]]
     assert sorted(issues) == list(range(4 * STEPS))
     finished = Checkpoints(run / "runs" / "quickstart" / "checkpoints", keep=3).latest()
     assert finished.state.step == STEPS
@@ -98,7 +98,7 @@ def test_ctrl_c_leaves_a_checkpoint_and_no_process_and_the_run_goes_on(run, left
     output = rest_of(third, 60)
     assert third.returncode == 0, output
     assert f"is finished: its checkpoint holds step {STEPS}" in output
-    assert len(Records(run / "runs" / "quickstart").evaluations()) == 2
+    assert len(RunLog(run / "runs" / "quickstart").evaluations()) == 2
 
 
 def test_a_wrong_configuration_is_refused_before_anything_starts(run):
@@ -132,10 +132,10 @@ def test_preferences_need_the_trainer_alone(run, quickstart_model):
     ended = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert ended.returncode == 0, ended.stdout
     assert [log.name for log in (run / "runs" / "pairs" / "logs").iterdir()] == ["trainer.log"]
-    records = Records(run / "runs" / "pairs")
-    before, after = (record["metrics"] for record in records.evaluations())
+    run_log = RunLog(run / "runs" / "pairs")
+    before, after = (entry["metrics"] for entry in run_log.evaluations())
     assert before["preference_accuracy"] == 0.5
     assert after["preference_loss"] < before["preference_loss"]
-    assert [record["metrics"]["pairs"] for record in records.steps()] == [16] * 6
-    assert len({sample for record in records.steps() for sample in record["samples"]}) == 6 * 32
+    assert [entry["metrics"]["pairs"] for entry in run_log.steps()] == [16] * 6
+    assert len({sample for entry in run_log.steps() for sample in entry["samples"]}) == 6 * 32
     assert Checkpoints(run / "runs" / "pairs" / "checkpoints", keep=3).latest().state.ledger == {"cursor": 96}

@@ -13,7 +13,7 @@ from trivet.v1 import trainer_pb2, trainer_pb2_grpc
 
 from services.cli.shared.processes import ServiceProcess, free_port
 from services.common.config import Config, parse_config
-from services.common.run_files.run_log import Records
+from services.common.run_files.run_log import RunLog
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 
@@ -34,7 +34,7 @@ class System:
         (directory / "redis").mkdir()
         self.processes = {"redis": self._process("redis", "services.cli.up.redis_server", self._redis_arguments())}
         self.client = redis.Redis(port=self.redis_port)
-        self.records = Records(self.config.run.path)
+        self.run_log = RunLog(self.config.run.path)
 
     def start(self, *names: str) -> None:
         """Each name is a service, with a number behind it where there are several."""
@@ -67,7 +67,7 @@ class System:
             time.sleep(0.1)
 
     def until_step(self, step: int) -> None:
-        self.until(lambda: any(record["step"] >= step for record in self.records.steps()), f"step {step}")
+        self.until(lambda: any(entry["step"] >= step for entry in self.run_log.steps()), f"step {step}")
 
     def until_sampling(self, name: str) -> None:
         self.until(lambda: self._event(name, "sampling") is not None, f"{name} that samples")

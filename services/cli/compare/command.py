@@ -30,7 +30,7 @@ from services.common.config import ConfigError
 from services.common.errors import InvalidData
 from services.common.run_files.compare_report import CompareReport
 from services.common.run_files.recorded_steps import chosen_steps
-from services.common.run_files.run_log import Records
+from services.common.run_files.run_log import RunLog
 from services.common.secrets import hidden_override
 
 MODULE = "services.trainer.compare"
@@ -158,16 +158,16 @@ def _train(
 
 
 def _show_runs(console: Console, runs: list[AlgorithmRun], statuses: dict[str, int], output: Path) -> None:
-    records = {run.algorithm: Records(run.path) for run in runs}
-    console.print(curve_table(records))
+    run_logs = {run.algorithm: RunLog(run.path) for run in runs}
+    console.print(curve_table(run_logs))
     output.parent.mkdir(parents=True, exist_ok=True)
-    plot_curves(records, output)
+    plot_curves(run_logs, output)
     numbers = {
         run.algorithm: {
             "run": str(run.path),
             "status": statuses[run.algorithm],
             "overrides": [hidden_override(override) for override in run.overrides],
-            **summarize_run(records[run.algorithm]),
+            **summarize_run(run_logs[run.algorithm]),
         }
         for run in runs
     }

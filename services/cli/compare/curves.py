@@ -8,9 +8,9 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
-from services.common.run_files.run_log import Records
+from services.common.run_files.run_log import RunLog
 
-Record = dict[str, Any]
+Entry = dict[str, Any]
 
 # A single step's reward is of few prompts: curves are the mean over so many steps, up to each.
 SMOOTHED_STEPS = 5
@@ -18,7 +18,7 @@ LAST_STEPS = 10
 HELD_OUT = (("greedy_accuracy", "held-out accuracy, greedy"), ("sampled_accuracy", "held-out accuracy, sampled"))
 
 
-def curve_table(runs: Mapping[str, Records]) -> Table:
+def curve_table(runs: Mapping[str, RunLog]) -> Table:
     """Held-out accuracy before and after, reward over the last steps, KL to the reference at the last one, medians.
 
     A run without a step has a row of dashes.
@@ -27,8 +27,8 @@ def curve_table(runs: Mapping[str, Records]) -> Table:
     table.add_column("algorithm", no_wrap=True)
     for heading in ("steps", "greedy", "sampled", f"last {LAST_STEPS}", "KL", "grad", "s/step"):
         table.add_column(heading, justify="right", no_wrap=True)
-    for name, records in runs.items():
-        found = summarize_run(records)
+    for name, run_log in runs.items():
+        found = summarize_run(run_log)
         table.add_row(
             name,
             _number(found, "steps", 0),
@@ -41,17 +41,17 @@ def curve_table(runs: Mapping[str, Records]) -> Table:
     return table
 
 
-def summarize_run(records: Records) -> dict[str, float]:
+def summarize_run(run_log: RunLog) -> dict[str, float]:
     """What the table shows, as numbers; empty before the first step."""
-    steps, evaluations = records.steps(), records.evaluations()
+    steps, evaluations = run_log.steps(), run_log.evaluations()
     if not steps:
         return {}
     found = {"steps": float(steps[-1]["step"])}
     for name, _ in HELD_OUT:
-        for when, record in (("before", evaluations[:1]), ("after", evaluations[-1:])):
+        for when, entry in (("before", evaluations[:1]), ("after", evaluations[-1:])):
             for suffix in ("", "_error"):
-                if record and f"{name}{suffix}" in record[0]["metrics"]:
-                    found[f"{name}_{when}{suffix}"] = record[0]["metrics"][f"{name}{suffix}"]
+                if entry and f"{name}{suffix}" in entry[0]["metrics"]:
+                    found[f"{name}_{when}{suffix}"] = entry[0]["metrics"][f"{name}{suffix}"]
     rewards, norms, seconds = (_series(steps, name)[1] for name in ("reward_mean", "grad_norm", "step_seconds"))
     if rewards:
         found["reward_last"] = statistics.fmean(rewards[-LAST_STEPS:])
@@ -61,11 +61,11 @@ def summarize_run(records: Records) -> dict[str, float]:
         found["step_seconds_median"] = statistics.median(seconds)
     if "kl" in steps[-1]["metrics"]:
         found["kl_last"] = steps[-1]["metrics"]["kl"]
-    found["steps_skipped"] = float(sum(not record["metrics"].get("step_applied", 1.0) for record in steps))
+    found["steps_skipped"] = float(sum(not entry["metrics"].get("step_applied", 1.0) for entry in steps))
     return found
 
 
-def plot_curves(runs: Mapping[str, Records], path: Path) -> None:
+def plot_curves(runs: Mapping[str, RunLog], path: Path) -> None:
     """Reward, held-out accuracy and gradient norm over the steps, one colour an algorithm."""
     import matplotlib as mpl
 
@@ -74,8 +74,8 @@ def plot_curves(runs: Mapping[str, Records], path: Path) -> None:
 
     figure, grid = plt.subplots(2, 2, figsize=(12, 8), layout="constrained")
     (reward, gradient), held_out = grid
-    for name, records in runs.items():
-        steps, evaluations = records.steps(), records.evaluations()
+    for name, run_log in runs.items():
+        steps, evaluations = run_log.steps(), run_log.evaluations()
         _curve(reward, steps, "reward_mean", name)
         _curve(gradient, steps, "grad_norm", name)
         for axis, (metric, _) in zip(held_out, HELD_OUT, strict=True):
@@ -96,16 +96,16 @@ def plot_curves(runs: Mapping[str, Records], path: Path) -> None:
     plt.close(figure)
 
 
-def _curve(axis: Any, records: Sequence[Record], metric: str, label: str) -> None:
-    steps, values = _series(records, metric)
+def _curve(axis: Any, entries: Sequence[Entry], metric: str, label: str) -> None:
+    steps, values = _series(entries, metric)
     if steps:
         smoothed = [statistics.fmean(values[max(0, end - SMOOTHED_STEPS) : end]) for end in range(1, len(values) + 1)]
         axis.plot(steps, smoothed, label=label)
 
 
-def _series(records: Sequence[Record], metric: str) -> tuple[list[int], list[float]]:
-    chosen = [record for record in records if metric in record["metrics"]]
-    return [record["step"] for record in chosen], [record["metrics"][metric] for record in chosen]
+def _series(entries: Sequence[Entry], metric: str) -> tuple[list[int], list[float]]:
+    chosen = [entry for entry in entries if metric in entry["metrics"]]
+    return [entry["step"] for entry in chosen], [entry["metrics"][metric] for entry in chosen]
 
 
 def _number(found: Mapping[str, float], name: str, digits: int) -> str:

@@ -31,7 +31,7 @@ from services.cli.up.run_lock import LOCK_FILE, RunTaken, refuse_taken, run_lock
 from services.cli.up.supervisor import RunFailed, Supervisor
 from services.common.config import Config
 from services.common.errors import one_sentence
-from services.common.run_files.run_log import Records
+from services.common.run_files.run_log import RunLog
 from services.common.secrets import hidden_override
 from services.common.serving.signals import on_signals
 
@@ -102,7 +102,7 @@ class _Run:
         _report(self._console, self._config, saved, time.time() - self._started)
         if finished:
             return 0
-        trained = max((record["step"] for record in Records(self._config.run.path).steps()), default=0)
+        trained = max((entry["step"] for entry in RunLog(self._config.run.path).steps()), default=0)
         self._say(_left(saved, self._started, trained, failed=failed))
         self._say(f"Go on with: {self._command}")
         return EXIT_FAILED if failed else EXIT_STOPPED
@@ -156,22 +156,22 @@ def _left(saved: SavedStep | None, started: float, trained: int, *, failed: bool
 
 
 def _report(console: Console, config: Config, saved: SavedStep | None, seconds: float | None) -> None:
-    records = Records(config.run.path)
-    table = summary_table(records)
+    run_log = RunLog(config.run.path)
+    table = summary_table(run_log)
     if table is None:
         return
     console.print(table)
-    for sentence in doubts(records.steps()[-1]["metrics"]):
+    for sentence in doubts(run_log.steps()[-1]["metrics"]):
         say(console, sentence, style="yellow")
     if seconds is not None:
         say(console, f"{seconds:.0f} s in all")
     picture = config.run.path / "plot.png"
     try:
-        plot(records, picture)
+        plot(run_log, picture)
         say(console, f"plot        {picture}")
     except OSError as error:
         say(console, f"plot        {picture} cannot be written ({error.strerror or error})", style="red")
-    say(console, f"records     {config.run.path / 'steps.jsonl'}, {config.run.path / 'evaluations.jsonl'}")
+    say(console, f"run log     {config.run.path / 'steps.jsonl'}, {config.run.path / 'evaluations.jsonl'}")
     if saved is not None:
         say(console, f"checkpoint  {saved.path}")
         say(console, f"policy      {saved.path / 'policy'} (loads in transformers and vLLM)")

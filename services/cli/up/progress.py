@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from services.common.config import Config
-from services.common.run_files.run_log import Records
+from services.common.run_files.run_log import RunLog
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ def is_finished(config: Config) -> bool:
     saved = newest_checkpoint(config.run.path)
     if saved is None or saved.step < config.trainer.steps:
         return False
-    return any(record["step"] >= saved.step for record in Records(config.run.path).evaluations())
+    return any(entry["step"] >= saved.step for entry in RunLog(config.run.path).evaluations())
 
 
 def _read(path: Path) -> SavedStep | None:

@@ -7,9 +7,9 @@ from typing import Any
 from rich.table import Table
 
 from services.common.run_files.held_out import best_score, comparable_scores, read_best
-from services.common.run_files.run_log import STEPS_WITHOUT_SIGNAL, WARNED_AFTER_STEPS, Records, before_updates
+from services.common.run_files.run_log import STEPS_WITHOUT_SIGNAL, WARNED_AFTER_STEPS, RunLog, before_updates
 
-Record = dict[str, Any]
+Entry = dict[str, Any]
 
 HELD_OUT = (
     ("greedy_accuracy", "held-out accuracy, greedy"),
@@ -32,12 +32,12 @@ STEP_ROWS = (
 )
 
 
-def summary_table(records: Records) -> Table | None:
+def summary_table(run_log: RunLog) -> Table | None:
     """None before the first step. Each half names the steps that it compares: evaluations begin before the first one.
 
     Step metrics compare the first step, where the weights of sampler and trainer are equal, with the last.
     """
-    steps, evaluations = _before_updates(records.steps()), records.evaluations()
+    steps, evaluations = _before_updates(run_log.steps()), run_log.evaluations()
     if not steps or not evaluations:
         return None
     table = Table(title="Before and after", title_justify="left", show_header=False)
@@ -58,13 +58,13 @@ def summary_table(records: Records) -> Table | None:
     return table
 
 
-def _before_updates(records: Sequence[Record]) -> list[Record]:
-    return [{**record, "metrics": before_updates(record["metrics"])} for record in records]
+def _before_updates(entries: Sequence[Entry]) -> list[Entry]:
+    return [{**entry, "metrics": before_updates(entry["metrics"])} for entry in entries]
 
 
 def held_out_lines(run: Path, share: float) -> Iterator[str]:
     """Which checkpoint did best on held-out data, and whether the run has ended far below it (trainer.collapse)."""
-    scores = comparable_scores(Records(run).evaluations())
+    scores = comparable_scores(RunLog(run).evaluations())
     best, kept = best_score(scores), read_best(run / "checkpoints")
     if best is None:
         return
@@ -96,23 +96,23 @@ def damaged_lines(run: Path) -> Iterator[str]:
         yield f"damaged     {path} (put aside; an older checkpoint was taken)"
 
 
-def plot(records: Records, path: Path) -> None:
+def plot(run_log: RunLog, path: Path) -> None:
     """Accuracy and reward, KL, sampler against trainer, and the gradient over the steps of the run."""
     import matplotlib as mpl
 
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
-    steps, evaluations = _before_updates(records.steps()), records.evaluations()
+    steps, evaluations = _before_updates(run_log.steps()), run_log.evaluations()
     figure, grid = plt.subplots(2, 2, figsize=(11, 7), layout="constrained")
     (learning, drift), (agreement, gradient) = grid
     for name, label in HELD_OUT:
-        chosen = [record for record in evaluations if name in record["metrics"]]
+        chosen = [entry for entry in evaluations if name in entry["metrics"]]
         if chosen:
             learning.errorbar(
-                [record["step"] for record in chosen],
+                [entry["step"] for entry in chosen],
                 _values(chosen, name),
-                [record["metrics"][f"{name}_error"] for record in chosen],
+                [entry["metrics"][f"{name}_error"] for entry in chosen],
                 marker="o",
                 capsize=3,
                 label=label,
@@ -140,14 +140,14 @@ def plot(records: Records, path: Path) -> None:
     plt.close(figure)
 
 
-def _line(axis: Any, records: Sequence[Record], name: str, label: str, **style: Any) -> None:
-    chosen = [record for record in records if name in record["metrics"]]
+def _line(axis: Any, entries: Sequence[Entry], name: str, label: str, **style: Any) -> None:
+    chosen = [entry for entry in entries if name in entry["metrics"]]
     if chosen:
-        axis.plot([record["step"] for record in chosen], _values(chosen, name), label=label, **style)
+        axis.plot([entry["step"] for entry in chosen], _values(chosen, name), label=label, **style)
 
 
-def _values(records: Sequence[Record], name: str) -> list[float]:
-    return [record["metrics"][name] for record in records]
+def _values(entries: Sequence[Entry], name: str) -> list[float]:
+    return [entry["metrics"][name] for entry in entries]
 
 
 def _with_error(metrics: dict[str, float], name: str) -> str:

@@ -52,16 +52,16 @@ class Best:
 
 
 def comparable_scores(evaluations: Sequence[dict[str, Any]]) -> list[Score]:
-    """Of the last records of evaluations.jsonl that all ask the same: other prompts or rewards give other scores."""
+    """Of the last entries of evaluations.jsonl that all ask the same: other prompts or rewards give other scores."""
     scores: list[Score] = []
-    for record in reversed(evaluations):
-        if record.get("asks") != evaluations[-1].get("asks"):
+    for entry in reversed(evaluations):
+        if entry.get("asks") != evaluations[-1].get("asks"):
             break
-        values = record["metrics"]
+        values = entry["metrics"]
         name = next((name for name in LABELS if name in values), None)
         if name is not None:
             tie = values.get(TIES[name], 0.0)
-            scores.append(Score(record["step"], name, values[name], values.get(f"{name}_error", 0.0), tie))
+            scores.append(Score(entry["step"], name, values[name], values.get(f"{name}_error", 0.0), tie))
     return scores[::-1]
 
 

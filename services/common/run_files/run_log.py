@@ -27,7 +27,7 @@ def before_updates(metrics: Mapping[str, float]) -> dict[str, float]:
     return {**metrics, **first}
 
 
-class Records:
+class RunLog:
     """Append-only. A step trained again after a resume has a second line: the last one of a step holds.
 
     A metric that is not finite is null in its line, and is left out of what is read.
@@ -37,11 +37,11 @@ class Records:
         directory.mkdir(parents=True, exist_ok=True)
         self._steps, self._evaluations = directory / "steps.jsonl", directory / "evaluations.jsonl"
 
-    def add_step(self, record: dict[str, Any]) -> None:
-        _append(self._steps, record)
+    def add_step(self, entry: dict[str, Any]) -> None:
+        _append(self._steps, entry)
 
-    def add_evaluation(self, record: dict[str, Any]) -> None:
-        _append(self._evaluations, record)
+    def add_evaluation(self, entry: dict[str, Any]) -> None:
+        _append(self._evaluations, entry)
 
     def steps(self) -> list[dict[str, Any]]:
         """In order, each step once."""
@@ -51,9 +51,9 @@ class Records:
         return _latest(self._evaluations)
 
 
-def _append(path: Path, record: dict[str, Any]) -> None:
-    """Whole or not at all, also where the disk is full. Raises OSError."""
-    line = (json.dumps(strict(record), sort_keys=True, allow_nan=False) + "\n").encode()
+def _append(path: Path, entry: dict[str, Any]) -> None:
+    """Atomically, even where the disk is full. Raises OSError."""
+    line = (json.dumps(strict(entry), sort_keys=True, allow_nan=False) + "\n").encode()
     with path.open("ab") as file:
         _mend_end(path)
         end = path.stat().st_size
@@ -93,26 +93,26 @@ def _latest(path: Path) -> list[dict[str, Any]]:
     for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").split("\n"), start=1):
         if not line:
             continue
-        record = _parse(line)
-        if record is None:
-            log.warning("a line that is no record is passed over", file=str(path), line=number)
+        entry = _parse(line)
+        if entry is None:
+            log.warning("a damaged line is skipped", file=str(path), line=number)
             continue
-        record["metrics"] = _finite(record["metrics"])
-        # A resume from step s makes void whatever came after s.
-        by_step = {step: kept for step, kept in by_step.items() if step < record["step"]}
-        by_step[record["step"]] = record
+        entry["metrics"] = _finite(entry["metrics"])
+        # Resuming from step s voids everything after s.
+        by_step = {step: kept for step, kept in by_step.items() if step < entry["step"]}
+        by_step[entry["step"]] = entry
     return [by_step[step] for step in sorted(by_step)]
 
 
 def _parse(line: str) -> dict[str, Any] | None:
-    """The record at the end of the line, where a whole one follows one that was cut off; None without any."""
+    """The entry at the end of the line, where a complete one follows one that was cut off; None if there is none."""
     begin = line.find("{")
     while begin >= 0:
         try:
-            record = json.loads(line[begin:])
+            entry = json.loads(line[begin:])
         except json.JSONDecodeError:
-            record = None
-        if isinstance(record, dict) and type(record.get("step")) is int and isinstance(record.get("metrics"), dict):
-            return record
+            entry = None
+        if isinstance(entry, dict) and type(entry.get("step")) is int and isinstance(entry.get("metrics"), dict):
+            return entry
         begin = line.find("{", begin + 1)
     return None

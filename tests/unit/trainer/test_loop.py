@@ -7,7 +7,7 @@ from trivet.v1 import step_pb2, weights_pb2
 
 from services.common.errors import GaveUp
 from services.common.run_files.held_out import read_best
-from services.common.run_files.run_log import Records
+from services.common.run_files.run_log import RunLog
 from services.trainer.checkpoint.directory import Checkpoints
 from services.trainer.loop import Machinery, RankZero, TrainingLoop
 from services.trainer.model.policy import load_policy
@@ -85,7 +85,7 @@ def run(config, accuracy, reward=lambda step: 0.5):
         engine, open_updater(config, engine, None), checkpoints, Recorder(config, engine), "model", {}
     )
     source = Script(config.trainer.steps, accuracy, reward)
-    loop = TrainingLoop(config, machinery, RankZero(source, Records(config.run.path), Nowhere()))
+    loop = TrainingLoop(config, machinery, RankZero(source, RunLog(config.run.path), Nowhere()))
     assert loop.run()
     return source
 
@@ -111,7 +111,7 @@ def test_a_version_is_published_again_when_the_source_asks_for_it(base, tmp_path
         return train()
 
     source.next_order = next_order
-    assert TrainingLoop(config, machinery, RankZero(source, Records(tmp_path / "r"), release)).run()
+    assert TrainingLoop(config, machinery, RankZero(source, RunLog(tmp_path / "r"), release)).run()
     assert release.plans == [(0, True), (1, False), (2, False), (2, True), (3, True)]
 
 
@@ -183,7 +183,7 @@ def test_a_fallen_reward_asks_the_held_out_prompts_at_once(base, tmp_path):
     started = time.monotonic()
     with pytest.raises(GaveUp, match=r"mean reward of 3 steps fell from 0\.800 .* held-out accuracy fell from 0\.600"):
         run(config, lambda step: 0.6 if step <= 6 else 0.0, lambda step: 0.8 if step <= 6 else 0.0)
-    evaluations = [record["step"] for record in Records(config.run.path).evaluations()]
+    evaluations = [entry["step"] for entry in RunLog(config.run.path).evaluations()]
     assert evaluations == [0, 9]
     assert time.monotonic() - started < 60
 

@@ -11,7 +11,7 @@ from trivet.v1 import step_pb2, weights_pb2
 
 from services.common.config import ConfigError
 from services.common.errors import GaveUp, TrivetError
-from services.common.run_files.run_log import Records
+from services.common.run_files.run_log import RunLog
 from services.trainer.checkpoint.directory import Checkpoints
 from services.trainer.loop import Machinery, RankZero, TrainingLoop
 from services.trainer.metrics import counters
@@ -102,7 +102,7 @@ class Run:
         for name, value in {"steps": STEPS, "checkpoint_every": 2, **trainer}.items():
             setattr(self.config.trainer, name, value)
         self.source, self.release, self.lease = Orders(self.config), Release(directory), None
-        self.records = Records(self.config.run.path)
+        self.run_log = RunLog(self.config.run.path)
         self.checkpoints = Checkpoints(self.config.run.path / "checkpoints", 10)
 
     def go(self, **faults):
@@ -115,7 +115,7 @@ class Run:
             model="model",
             settings={},
         )
-        return TrainingLoop(self.config, machinery, RankZero(self.source, self.records, self.release, self.lease)).run()
+        return TrainingLoop(self.config, machinery, RankZero(self.source, self.run_log, self.release, self.lease)).run()
 
     @property
     def saved(self):
@@ -176,8 +176,8 @@ def test_steps_that_are_not_finite_are_skipped_and_the_run_goes_on(tmp_path):
     assert skipped["reason"] == "forward"
     assert skipped["samples"]
     assert set(skipped["samples"]) < set(told[2]["samples"])
-    # Who reads the records sees no number where there was none.
-    assert "loss" not in run.records.steps()[1]["metrics"]
+    # Who reads the run log sees no number where there was none.
+    assert "loss" not in run.run_log.steps()[1]["metrics"]
 
 
 def test_too_many_skipped_steps_in_a_row_end_the_run_for_good(tmp_path):
@@ -251,7 +251,7 @@ def test_a_trainer_that_lost_the_run_to_another_writes_nothing_more(tmp_path):
     with pytest.raises(TrivetError, match="another trainer has the run"):
         run.go()
     assert run.release.versions == [0, 1, 2, 3]
-    assert [record["step"] for record in lines(run)] == [1, 2, 3]
+    assert [entry["step"] for entry in lines(run)] == [1, 2, 3]
     assert run.saved == [2]
 
 

@@ -15,7 +15,7 @@ from services.cli.compare.plot import plot_comparison
 from services.cli.compare.table import compare_tables
 from services.common.config import ConfigError
 from services.common.run_files.compare_report import ComparedStep, CompareReport
-from services.common.run_files.run_log import Records
+from services.common.run_files.run_log import RunLog
 
 TREE = {
     "run": {"name": "base", "seed": 3},
@@ -34,13 +34,13 @@ def config_file(tmp_path) -> Path:
 
 
 def write_records(path: Path, steps: int, reward: float) -> None:
-    records = Records(path)
+    run_log = RunLog(path)
     for step in range(1, steps + 1):
         metrics = {"reward_mean": reward + step / 100, "grad_norm": 0.5, "step_applied": float(step > 1), "kl": 0.01}
-        records.add_step({"step": step, "metrics": metrics | {"step_seconds": 2.0}})
+        run_log.add_step({"step": step, "metrics": metrics | {"step_seconds": 2.0}})
     for step in (0, steps):
         metrics = {"greedy_accuracy": step / 40, "greedy_accuracy_error": 0.02, "sampled_accuracy": step / 80}
-        records.add_evaluation({"step": step, "metrics": metrics})
+        run_log.add_evaluation({"step": step, "metrics": metrics})
 
 
 def test_each_algorithm_is_a_run_of_its_own_from_the_same_start(config_file):
@@ -114,16 +114,16 @@ def test_an_interrupt_ends_the_series(config_file, tmp_path, monkeypatch):
 
 def test_what_a_run_came_to(tmp_path):
     write_records(tmp_path, 20, 0.3)
-    found = summarize_run(Records(tmp_path))
+    found = summarize_run(RunLog(tmp_path))
     assert found["reward_last"] == pytest.approx(0.3 + sum(range(11, 21)) / 1000)
     assert (found["steps"], found["steps_skipped"], found["step_seconds_median"]) == (20, 1, 2.0)
     assert (found["greedy_accuracy_before"], found["greedy_accuracy_after"]) == (0.0, 0.5)
-    assert summarize_run(Records(tmp_path / "none")) == {}
+    assert summarize_run(RunLog(tmp_path / "none")) == {}
     console = Console(file=io.StringIO(), width=80)
-    console.print(curve_table({"grpo": Records(tmp_path), "dr_grpo": Records(tmp_path / "none")}))
+    console.print(curve_table({"grpo": RunLog(tmp_path), "dr_grpo": RunLog(tmp_path / "none")}))
     assert "0.00→0.50 ±0.02" in console.file.getvalue()
     assert "…" not in console.file.getvalue()
-    plot_curves({"grpo": Records(tmp_path), "dr_grpo": Records(tmp_path / "none")}, tmp_path / "a.png")
+    plot_curves({"grpo": RunLog(tmp_path), "dr_grpo": RunLog(tmp_path / "none")}, tmp_path / "a.png")
 
 
 def comparison() -> CompareReport:

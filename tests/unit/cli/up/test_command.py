@@ -13,7 +13,7 @@ from services.cli.shared.start import say
 from services.cli.up import command
 from services.cli.up.run_lock import run_lock
 from services.cli.up.supervisor import RunFailed
-from services.common.run_files.run_log import Records
+from services.common.run_files.run_log import RunLog
 
 QUICKSTART = Path(__file__).parents[4] / "configs" / "quickstart.yaml"
 
@@ -66,11 +66,11 @@ def supervised(monkeypatch):
 
 
 def train(run: Path, last: int = 3) -> None:
-    records = Records(run)
+    run_log = RunLog(run)
     for step in range(1, last + 1):
-        records.add_step({"step": step, "metrics": {"reward_mean": step / 10}})
+        run_log.add_step({"step": step, "metrics": {"reward_mean": step / 10}})
     for step in (0, last):
-        records.add_evaluation({"step": step, "metrics": {"greedy_accuracy": 0.5, "greedy_accuracy_error": 0.1}})
+        run_log.add_evaluation({"step": step, "metrics": {"greedy_accuracy": 0.5, "greedy_accuracy_error": 0.1}})
     save(run, last)
 
 
@@ -173,7 +173,7 @@ def test_what_a_stop_left_is_what_the_disk_has(config_file, run, supervised):
 
 def test_steps_after_the_newest_checkpoint_are_not_promised(config_file, run, supervised):
     train(run, 2)
-    Records(run).add_step({"step": 5, "metrics": {}})
+    RunLog(run).add_step({"step": 5, "metrics": {}})
     supervised.outcome = RunFailed("no")
     assert "holds step 2; steps 3 to 5 will be trained again" in up(config_file).output
 

@@ -16,7 +16,7 @@ from services.common.config import Config, ConfigError, parse_config
 from services.common.logs import configure_logs
 from services.common.run_files.compare_report import ComparedStep, CompareReport
 from services.common.run_files.rerun_report import ValuePair
-from services.common.run_files.run_log import Records
+from services.common.run_files.run_log import RunLog
 from services.common.strict_json import strict
 
 QUICKSTART = Path(__file__).parents[4] / "configs" / "quickstart.yaml"
@@ -94,20 +94,20 @@ def refuse(constant):
 
 
 def test_lines_of_a_run_are_json_and_what_is_not_finite_is_left_out_of_what_is_read(tmp_path):
-    records = Records(tmp_path)
-    records.add_step({"step": 1, "metrics": {"loss": math.nan, "ratio_max": math.inf, "kl": -math.inf, "entropy": 0.5}})
-    records.add_evaluation({"step": 1, "metrics": {"preference_accuracy": math.nan, "preference_loss": 0.25}})
+    run_log = RunLog(tmp_path)
+    run_log.add_step({"step": 1, "metrics": {"loss": math.nan, "ratio_max": math.inf, "kl": -math.inf, "entropy": 0.5}})
+    run_log.add_evaluation({"step": 1, "metrics": {"preference_accuracy": math.nan, "preference_loss": 0.25}})
     for name in ("steps", "evaluations"):
         json.loads((tmp_path / f"{name}.jsonl").read_text(encoding="utf-8"), parse_constant=refuse)
     written = json.loads((tmp_path / "steps.jsonl").read_text(encoding="utf-8"))
     assert written["metrics"] == {"loss": None, "ratio_max": None, "kl": None, "entropy": 0.5}
-    assert records.steps()[0]["metrics"] == {"entropy": 0.5}
-    assert records.evaluations()[0]["metrics"] == {"preference_loss": 0.25}
+    assert run_log.steps()[0]["metrics"] == {"entropy": 0.5}
+    assert run_log.evaluations()[0]["metrics"] == {"preference_loss": 0.25}
 
 
 def test_lines_of_earlier_versions_are_read_without_what_is_not_finite(tmp_path):
     (tmp_path / "steps.jsonl").write_text('{"step": 1, "metrics": {"loss": NaN, "kl": Infinity, "entropy": 0.5}}\n')
-    assert Records(tmp_path).steps()[0]["metrics"] == {"entropy": 0.5}
+    assert RunLog(tmp_path).steps()[0]["metrics"] == {"entropy": 0.5}
 
 
 def test_a_log_line_is_json():

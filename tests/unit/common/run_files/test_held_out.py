@@ -3,7 +3,7 @@ import pytest
 from services.common.run_files.held_out import Best, Score, best_score, comparable_scores, fallen, read_best, write_best
 
 
-def record(step, value, asks="same", error=0.02, **metrics):
+def entry(step, value, asks="same", error=0.02, **metrics):
     return {
         "step": step,
         "asks": asks,
@@ -17,13 +17,13 @@ def scores(*values, error=0.02):
 
 def test_the_best_is_the_newest_of_equal_ones_and_the_better_rewarded():
     assert best_score(scores(0.5, 0.7, 0.7, 0.6)).step == 20
-    tied = comparable_scores([record(1, 0.0, greedy_reward=0.4), record(2, 0.0, greedy_reward=0.3)])
+    tied = comparable_scores([entry(1, 0.0, greedy_reward=0.4), entry(2, 0.0, greedy_reward=0.3)])
     assert best_score(tied).step == 1
     assert best_score([]) is None
 
 
 def test_scores_of_other_questions_do_not_count():
-    evaluations = [record(0, 0.9), record(10, 0.9, asks="harder"), record(20, 0.3), record(30, 0.2)]
+    evaluations = [entry(0, 0.9), entry(10, 0.9, asks="harder"), entry(20, 0.3), entry(30, 0.2)]
     assert [score.step for score in comparable_scores(evaluations)] == [20, 30]
     del evaluations[2]["asks"], evaluations[3]["asks"]
     assert [score.step for score in comparable_scores(evaluations)] == [20, 30]

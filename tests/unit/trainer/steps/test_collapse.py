@@ -76,7 +76,7 @@ def test_a_restart_forgets_nothing():
 
 def test_rewards_of_before_the_questions_changed_do_not_count():
     steps = [{"step": step, "metrics": {"reward_mean": 0.6}} for step in range(1, 41)]
-    now = [{**record, "step": 50, "asks": "other"} for record in evaluations(0.2)]
+    now = [{**entry, "step": 50, "asks": "other"} for entry in evaluations(0.2)]
     again = guard([*evaluations(0.75), *now], steps)
     assert not any(again.rewarded(0.02) for _ in range(40))
 
@@ -86,11 +86,11 @@ def test_rewards_of_before_the_questions_changed_do_not_count():
 def test_a_noisy_run_that_learns_nothing_goes_on(seed, chance):
     """Of 64 prompts some are right by chance, at each of 200 evaluations; rewards are of 64 samples a step."""
     draw = random.Random(seed)
-    watching, records = guard(), []
+    watching, entries = guard(), []
     for step in range(1, 2001):
         right = sum(draw.random() < chance for _ in range(64)) / 64
         if watching.rewarded(right) or step % 10 == 0:
             accuracy = sum(draw.random() < chance for _ in range(64)) / 64
             error = (accuracy * (1 - accuracy) / 63) ** 0.5
-            records.append({"step": step, "metrics": {"greedy_accuracy": accuracy, "greedy_accuracy_error": error}})
-            assert watching.evaluated(records) is None
+            entries.append({"step": step, "metrics": {"greedy_accuracy": accuracy, "greedy_accuracy_error": error}})
+            assert watching.evaluated(entries) is None
