@@ -8,7 +8,8 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from services.common.config import Config, load_config
+from services.common.config import Config, DataConfig, load_config
+from services.common.data.rows import read_rows
 from services.common.errors import InvalidData, TrivetError
 from services.common.run_files.check_report import CheckReport
 from services.common.serving.arguments import leave
@@ -36,10 +37,9 @@ def find_problems(config: Config) -> list[str]:
         return found
     for key, path in model_paths(config):
         found += _problem(partial(check_model, path, key))
-    # Without its model there is no tokenizer to read the data with.
-    return (
-        found if any("model.path" in sentence for sentence in found) else found + _problem(lambda: _read_data(config))
-    )
+    # Without its model there is no tokenizer: the rows are read as they stand.
+    tokenizes = not any("model.path" in sentence for sentence in found)
+    return found + _problem(lambda: _read_data(config) if tokenizes else _read_rows(config.data))
 
 
 def _read_data(config: Config) -> None:
@@ -58,6 +58,14 @@ def _read_data(config: Config) -> None:
         if error.code != "data_empty":
             raise
         read(None)
+
+
+def _read_rows(data: DataConfig) -> None:
+    for name in ("train", "validation", "preferences"):
+        source = getattr(data, name)
+        if source is not None:
+            for _ in read_rows(source, f"data.{name}", ROWS):
+                pass
 
 
 def _problem(check: Callable[[], object]) -> list[str]:

@@ -186,6 +186,15 @@ def test_all_findings_come_at_once_and_the_status_is_that_of_a_configuration(tre
         assert not (tmp_path / "runs").exists()
 
 
+def test_missing_rows_are_found_though_the_model_is_missing_too(tree):
+    tree["model"]["path"] = "/no/such/model"
+    tree["data"]["train"]["path"] = "/no/such.jsonl"
+    found = problems(tree)
+    assert len(found) == 2
+    assert "model.path is '/no/such/model'" in found[0]
+    assert "data.train.path is '/no/such.jsonl'" in found[1]
+
+
 def test_a_run_without_findings_is_told_so(tree, tmp_path):
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(tree), encoding="utf-8")
     ended = CliRunner().invoke(app, ["check", str(tmp_path / "run.yaml")])
