@@ -6,8 +6,12 @@ from services.common.config.base import Section
 
 
 class AlgorithmConfig(Section):
+    """How rewards or preferences become a loss (docs/algorithms.md has formulas and each algorithm's own defaults)."""
+
     name: str = Field("grpo", description="a registered algorithm, or module:function")
-    advantage_normalization: Literal["none", "std"] = "none"
+    advantage_normalization: Literal["none", "std"] = Field(
+        "none", description="std divides a group's advantages by the standard deviation of its rewards"
+    )
     clip_low: float | None = Field(None, ge=0, le=1, description="without it, the algorithm's own")
     clip_high: float | None = Field(None, ge=0, description="without it, the algorithm's own")
     aggregation: Literal["token_mean", "sequence_mean", "fixed_length"] | None = Field(
@@ -34,7 +38,10 @@ class AlgorithmConfig(Section):
         None, ge=0, description="weight of the value loss; without it, the algorithm's own"
     )
     value_clip: float | None = Field(
-        None, ge=0, description="how far a value may move in a step, 0 for any way; without it, the algorithm's own"
+        None,
+        ge=0,
+        description="how far the critic's estimate may move from the one before the step, 0 for no bound; without it, "
+        "the algorithm's own",
     )
     entropy_coef: float | None = Field(
         None, ge=0, description="weight of the entropy bonus; without it, the algorithm's own"

@@ -25,8 +25,14 @@ from services.common.config.weights import WeightsConfig
 class PrepareConfig(Section):
     """What `trivet up` runs first when `creates` does not exist yet."""
 
-    command: list[str] = Field(min_length=1, examples=[["python", "-m", "examples.quickstart", "models/quickstart"]])
-    creates: str = Field(examples=["models/quickstart/config.json"])
+    command: list[str] = Field(
+        min_length=1,
+        description="program and arguments; python is the one that runs Trivet",
+        examples=[["python", "-m", "examples.quickstart", "models/quickstart"]],
+    )
+    creates: str = Field(
+        description="a file; while it exists, the command is not run", examples=["models/quickstart/config.json"]
+    )
 
     @property
     def done(self) -> bool:

@@ -16,12 +16,16 @@ from services.common.config.sampling_limits import (
 
 
 class RunConfig(Section):
+    """What the run is called, where it writes, and how often its processes are started again."""
+
     name: str = Field(
         pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$",
         description="also the prefix of the run's Redis keys",
         examples=["my-run"],
     )
-    seed: int = Field(0, ge=0)
+    seed: int = Field(
+        0, ge=0, description="of the order of rows, the held-out share, the sampler's draws and the trainer's own"
+    )
     directory: Path = Field(Path("runs"), description="everything that the run writes goes to <directory>/<name>")
     restarts: int = Field(
         5, ge=0, description="how often `trivet up` starts one process again within restart_window_seconds"
@@ -34,6 +38,8 @@ class RunConfig(Section):
 
 
 class RedisConfig(Section):
+    """The server that joins the services, and how its streams are consumed."""
+
     url: str | None = Field(
         None, repr=False, description="redis://, rediss:// or unix://; without it `trivet up` starts one"
     )
@@ -74,8 +80,10 @@ class ServerConfig(Section):
     host: str = Field(
         "127.0.0.1", description="a name or an address, IPv6 too; 0.0.0.0 or :: for every address of the machine"
     )
-    grpc_port: int = Field(0, ge=0, le=65535)
-    http_port: int = Field(0, ge=0, le=65535)
+    grpc_port: int = Field(0, ge=0, le=65535, description="of the gRPC API; 0 takes a free one")
+    http_port: int = Field(
+        0, ge=0, le=65535, description="of /healthz, /readyz, /metrics and the admin API; 0 takes a free one"
+    )
     token: str | None = Field(None, repr=False, min_length=16, description="needed unless host is loopback")
 
     @field_validator("host")
@@ -88,8 +96,12 @@ class ServerConfig(Section):
 
 
 class ModelConfig(Section):
+    """The model to train, and how trainer and sampler compute it."""
+
     path: str = Field(description="a Hugging Face checkpoint: a directory or a hub id", examples=["models/quickstart"])
-    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    dtype: Literal["float32", "bfloat16"] = Field(
+        "bfloat16", description="what the trainer and vLLM compute in; the optimizer keeps float32 copies"
+    )
     max_length: int = Field(2048, gt=1, description="tokens of prompt and completion together")
     attention: Literal["auto", "sdpa", "eager", "varlen", "flash_attention_2"] = Field(
         "auto",
@@ -115,8 +127,10 @@ class SamplingConfig(Section):
         1.0, ge=MIN_TEMPERATURE, le=MAX_TEMPERATURE, description="vLLM draws neither below nor above these bounds"
     )
     top_k: int = Field(0, ge=0, le=MAX_TOP_K, description="0 allows every token")
-    top_p: float = Field(1.0, gt=0, le=1)
-    max_tokens: int = Field(512, ge=1)
+    top_p: float = Field(
+        1.0, gt=0, le=1, description="share of probability that the candidates hold together; 1 allows every token"
+    )
+    max_tokens: int = Field(512, ge=1, description="tokens after which a completion is cut off")
 
     @field_validator("top_p")
     @classmethod
@@ -137,7 +151,7 @@ class EvaluationConfig(Section):
     """Evaluation on the validation split, at the start, every `every` steps and at the end."""
 
     every: int = Field(10, ge=0, description="0 evaluates only at the start and the end")
-    prompts: int = Field(64, ge=1)
+    prompts: int = Field(64, ge=1, description="how many held-out prompts (dpo: pairs), the first ones of their split")
     samples: int = Field(
         4, ge=0, le=MAX_GROUP_SIZE, description="sampled completions per prompt, beside the greedy one; 0 for none"
     )

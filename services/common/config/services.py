@@ -9,6 +9,8 @@ from services.common.config.run import ServerConfig
 
 
 class RolloutConfig(Section):
+    """The service that samples, with vLLM."""
+
     server: ServerConfig = ServerConfig()
     replicas: int = Field(1, ge=1, description="processes that `trivet up` starts")
     concurrent_groups: int = Field(32, ge=1, description="groups that one rollout samples at a time")
@@ -22,28 +24,36 @@ class RolloutConfig(Section):
     logprobs_mode: Literal["processed_logprobs", "raw_logprobs", "processed_logits", "raw_logits"] = Field(
         "processed_logprobs", description="what vLLM reports of each token; Trivet makes log-probs as sampled of it"
     )
-    load_timeout_seconds: float = Field(600.0, gt=0)
-    generate_timeout_seconds: float = Field(1800.0, gt=0)
+    load_timeout_seconds: float = Field(
+        600.0, gt=0, description="for running samples to pause or end, and for a new version to load after that"
+    )
+    generate_timeout_seconds: float = Field(
+        1800.0, gt=0, description="for the samples of one prompt, the wait for a stopped engine included"
+    )
     engine: dict[str, Any] = Field(
         default_factory=dict, description="further vLLM engine arguments, of those that change speed and memory alone"
     )
 
 
 class ScorerConfig(Section):
+    """One term of the reward."""
+
     name: str = Field(
         description="exact_match, numeric, regex, math_verify, reasoning_gym, or module:function",
         examples=["exact_match"],
     )
-    weight: float = 1.0
+    weight: float = Field(1.0, description="factor of its score in the reward")
     options: dict[str, Any] = Field(default_factory=dict, description="keyword arguments of the scorer")
 
 
 class RewardConfig(Section):
+    """The service that scores samples (docs/rewards.md)."""
+
     server: ServerConfig = ServerConfig()
     replicas: int = Field(1, ge=1, description="processes that `trivet up` starts")
     scorers: list[ScorerConfig] = Field(default_factory=list, description="the reward is the weighted sum")
     minimum: float = Field(0.0, description="a reward outside [minimum, maximum] is a failure of the scorer")
-    maximum: float = 1.0
+    maximum: float = Field(1.0, description="the highest reward, greater than minimum")
     normalize: bool = Field(False, description="map [minimum, maximum] to [0, 1]")
     workers: int = Field(1, ge=1, description="scorer processes")
     timeout_seconds: float = Field(10.0, gt=0, description="for one sample by one scorer")
@@ -64,8 +74,8 @@ class RewardConfig(Section):
         None,
         description="who scorers run as where the service is root; without it nobody, if that user can read Python",
     )
-    cache_size: int = Field(10_000, ge=0)
-    concurrent_groups: int = Field(64, ge=1)
+    cache_size: int = Field(10_000, ge=0, description="scores of deterministic scorers kept for equal samples; 0: none")
+    concurrent_groups: int = Field(64, ge=1, description="groups that one reward service scores at a time")
 
     @model_validator(mode="after")
     def _range(self) -> "RewardConfig":
@@ -75,14 +85,18 @@ class RewardConfig(Section):
 
 
 class OptimizerConfig(Section):
-    learning_rate: float = Field(1e-6, ge=0)
-    betas: tuple[float, float] = (0.9, 0.95)
-    eps: float = Field(1e-8, gt=0)
-    weight_decay: float = Field(0.0, ge=0)
-    warmup_steps: int = Field(5, ge=0)
-    decay: Literal["constant", "linear", "cosine"] = "constant"
+    """AdamW and the schedule of its learning rate."""
+
+    learning_rate: float = Field(1e-6, ge=0, description="its peak, which warm-up leads to")
+    betas: tuple[float, float] = Field((0.9, 0.95), description="decay of the first and of the second moment")
+    eps: float = Field(1e-8, gt=0, description="added to the root of the second moment")
+    weight_decay: float = Field(0.0, ge=0, description="decoupled, of matrices; vectors have none")
+    warmup_steps: int = Field(5, ge=0, description="optimizer steps of linear warm-up; 0 starts at the peak")
+    decay: Literal["constant", "linear", "cosine"] = Field(
+        "constant", description="how the learning rate gets from its peak to final_ratio of it; constant: it stays"
+    )
     final_ratio: float = Field(0.1, ge=0, le=1, description="learning rate at the last step over its peak")
-    max_grad_norm: float = Field(1.0, gt=0)
+    max_grad_norm: float = Field(1.0, gt=0, description="a longer gradient is scaled down to this norm")
 
 
 class ReferenceConfig(Section):
@@ -124,11 +138,15 @@ class CollapseConfig(Section):
 
 
 class TrainerConfig(Section):
+    """The service that trains, with DeepSpeed, and issues prompts."""
+
     server: ServerConfig = ServerConfig()
     processes: int = Field(1, ge=1, description="ranks that `trivet up` starts with torchrun")
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    steps: int = Field(100, ge=1)
-    groups_per_step: int = Field(32, ge=1)
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: a GPU where there is one")
+    steps: int = Field(100, ge=1, description="training steps after which the run is finished")
+    groups_per_step: int = Field(
+        32, ge=1, description="groups (dpo: pairs) in the batch of a step; a multiple of minibatches"
+    )
     max_staleness: int = Field(
         1, ge=0, description="versions that sampling may run ahead of training; 0 is synchronous"
     )
@@ -137,11 +155,15 @@ class TrainerConfig(Section):
     )
     epochs: int = Field(1, ge=1, description="passes over each batch")
     tokens_per_microbatch: int = Field(4096, ge=2, description="prompt and completion tokens in one packed bin")
-    zero_stage: Literal[1, 2, 3] = 1
-    gradient_checkpointing: bool = False
+    zero_stage: Literal[1, 2, 3] = Field(
+        1, description="what DeepSpeed shards over ranks: optimizer state (1), gradients too (2), parameters too (3)"
+    )
+    gradient_checkpointing: bool = Field(
+        False, description="compute activations again in the backward pass, for less memory and more time"
+    )
     optimizer: OptimizerConfig = OptimizerConfig()
     recording: RecordingConfig = RecordingConfig()
-    checkpoint_every: int = Field(20, ge=1)
+    checkpoint_every: int = Field(20, ge=1, description="steps between checkpoints; the last step has one, too")
     keep_checkpoints: int = Field(
         3, ge=1, description="the newest so many, and in addition the one with the best held-out score"
     )
