@@ -14,7 +14,7 @@ CONFIG ?= configs/quickstart.yaml
 export OMP_NUM_THREADS ?= 1
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: install demo smollm2 test deploy-check containers-check gpu-check check format proto proto-check schema lock clean
+.PHONY: install demo smollm2 test deploy-check containers-check gpu-check check format proto proto-check schema docs lock clean
 
 install: $(STAMP)
 
@@ -83,6 +83,10 @@ proto-check: install
 # The chart's schema holds the configuration's own.
 schema: install
 	PYTHONPATH=.:proto $(BIN)/python deploy/k8s/values_schema.py
+
+# The reference of the configuration, for people and for editors.
+docs: schema
+	PYTHONPATH=.:proto $(BIN)/python docs/configuration.py
 
 # uv only resolves here; installing stays with pip, which takes the CPU wheel of torch where it is set up with one.
 lock: install

@@ -3,12 +3,14 @@ import typer
 from services.cli.audit.command import audit
 from services.cli.check import check
 from services.cli.compare.command import compare
+from services.cli.config import config
 from services.cli.rerun.command import rerun
 from services.cli.up.command import up
 from services.common.serving.signals import tell_stacks
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.command()(check)
+app.add_typer(config)
 app.command()(audit)
 app.command()(rerun)
 app.command()(compare)

@@ -66,7 +66,9 @@ class DataConfig(Section):
     chat_template: bool = Field(True, description="wrap each prompt as a user message; else it is used as it stands")
     system_prompt: str | None = Field(None, description="a system message before each prompt; needs chat_template")
     max_prompt_tokens: int = Field(1024, ge=1, description="tokens that a prompt may have, template included")
-    too_long: Literal["error", "drop"] = Field("error", description="what happens to a prompt over max_prompt_tokens")
+    too_long: Literal["error", "drop"] = Field(
+        "error", description="a prompt over max_prompt_tokens: refuse the data, or drop the row"
+    )
 
     @model_validator(mode="after")
     def _one_source(self) -> "DataConfig":

@@ -24,9 +24,11 @@ class RunConfig(Section):
         examples=["my-run"],
     )
     seed: int = Field(
-        0, ge=0, description="of the order of rows, the held-out share, the sampler's draws and the trainer's own"
+        0, ge=0, description="of the order of rows and of what is held out; rollouts mix it into seeds of their own"
     )
-    directory: Path = Field(Path("runs"), description="everything that the run writes goes to <directory>/<name>")
+    directory: Path = Field(
+        Path("runs"), description="everything that the run writes goes to a folder of its name in here"
+    )
     restarts: int = Field(
         5, ge=0, description="how often `trivet up` starts one process again within restart_window_seconds"
     )
@@ -80,11 +82,15 @@ class ServerConfig(Section):
     host: str = Field(
         "127.0.0.1", description="a name or an address, IPv6 too; 0.0.0.0 or :: for every address of the machine"
     )
-    grpc_port: int = Field(0, ge=0, le=65535, description="of the gRPC API; 0 takes a free one")
+    grpc_port: int = Field(
+        0, ge=0, le=65535, description="of the gRPC API; 0 takes a free one, as `trivet up` always does"
+    )
     http_port: int = Field(
         0, ge=0, le=65535, description="of /healthz, /readyz, /metrics and the admin API; 0 takes a free one"
     )
-    token: str | None = Field(None, repr=False, min_length=16, description="needed unless host is loopback")
+    token: str | None = Field(
+        None, repr=False, min_length=16, description="what callers have to present; needed unless host is loopback"
+    )
 
     @field_validator("host")
     @classmethod
@@ -102,7 +108,7 @@ class ModelConfig(Section):
     dtype: Literal["float32", "bfloat16"] = Field(
         "bfloat16", description="what the trainer and vLLM compute in; the optimizer keeps float32 copies"
     )
-    max_length: int = Field(2048, gt=1, description="tokens of prompt and completion together")
+    max_length: int = Field(2048, gt=1, description="the most tokens of prompt and completion together")
     attention: Literal["auto", "sdpa", "eager", "varlen", "flash_attention_2"] = Field(
         "auto",
         description="the trainer's; auto is what transformers picks, varlen torch's flash kernel for packed samples, "
@@ -124,11 +130,16 @@ class SamplingConfig(Section):
 
     group_size: int = Field(8, ge=1, le=MAX_GROUP_SIZE, description="samples per prompt")
     temperature: float = Field(
-        1.0, ge=MIN_TEMPERATURE, le=MAX_TEMPERATURE, description="vLLM draws neither below nor above these bounds"
+        1.0,
+        ge=MIN_TEMPERATURE,
+        le=MAX_TEMPERATURE,
+        description="divides the logits; vLLM draws neither below nor above these bounds",
     )
-    top_k: int = Field(0, ge=0, le=MAX_TOP_K, description="0 allows every token")
+    top_k: int = Field(
+        0, ge=0, le=MAX_TOP_K, description="how many of the likeliest tokens are candidates; 0: every token"
+    )
     top_p: float = Field(
-        1.0, gt=0, le=1, description="share of probability that the candidates hold together; 1 allows every token"
+        1.0, gt=0, le=1, description="share of probability that the candidates hold together; 1: every token"
     )
     max_tokens: int = Field(512, ge=1, description="tokens after which a completion is cut off")
 
@@ -150,7 +161,7 @@ class SamplingConfig(Section):
 class EvaluationConfig(Section):
     """Evaluation on the validation split, at the start, every `every` steps and at the end."""
 
-    every: int = Field(10, ge=0, description="0 evaluates only at the start and the end")
+    every: int = Field(10, ge=0, description="steps between evaluations; 0: only at the start and the end")
     prompts: int = Field(64, ge=1, description="how many held-out prompts (dpo: pairs), the first ones of their split")
     samples: int = Field(
         4, ge=0, le=MAX_GROUP_SIZE, description="sampled completions per prompt, beside the greedy one; 0 for none"

@@ -55,7 +55,7 @@ class RewardConfig(Section):
     minimum: float = Field(0.0, description="a reward outside [minimum, maximum] is a failure of the scorer")
     maximum: float = Field(1.0, description="the highest reward, greater than minimum")
     normalize: bool = Field(False, description="map [minimum, maximum] to [0, 1]")
-    workers: int = Field(1, ge=1, description="scorer processes")
+    workers: int = Field(1, ge=1, description="scorer processes of one reward service")
     timeout_seconds: float = Field(10.0, gt=0, description="for one sample by one scorer")
     retries: int = Field(
         2,
@@ -102,11 +102,13 @@ class OptimizerConfig(Section):
 class ReferenceConfig(Section):
     """The frozen policy that the KL term and DPO hold on to. Without either, none is loaded."""
 
-    path: str | None = Field(None, description="without it, model.path")
+    path: str | None = Field(None, description="the checkpoint; without it, model.path")
     dtype: Literal["float32", "bfloat16", "int8"] | None = Field(
-        None, description="int8: weights as int8 with a scale for each output; without it, model.dtype"
+        None, description="of its weights; int8 has a scale for each output; without it, model.dtype"
     )
-    device: Literal["trainer", "cpu"] = Field("trainer", description="beside the policy, or in the CPU's memory")
+    device: Literal["trainer", "cpu"] = Field(
+        "trainer", description="where it lies: with the policy, or in the CPU's memory"
+    )
 
 
 class RecordingConfig(Section):
@@ -169,7 +171,9 @@ class TrainerConfig(Section):
     )
     collapse: CollapseConfig = CollapseConfig()
     keep_weights: int = Field(4, ge=2, description="published versions left on disk")
-    batch_timeout_seconds: float = Field(1800.0, gt=0, description="no scored group for so long ends the run")
+    batch_timeout_seconds: float = Field(
+        1800.0, gt=0, description="no scored group for so long, or as long an outage, ends the run"
+    )
     stop_timeout_seconds: float = Field(
         600.0, gt=0, description="how long `trivet up` lets a stop end the step and write a checkpoint"
     )

@@ -26,8 +26,10 @@ class SequenceMasking(Section):
     """Drops the policy term of sequences with a negative advantage that drifted too far."""
 
     enabled: bool = Field(True, description="mask such sequences; off, all of them count")
-    divergence_threshold: float = Field(0.1, description="mean over a sequence of (rollout − current log-prob)")
-    min_keep_ratio: float = Field(0.5, ge=0, le=1, description="share of a step's sequences that stay at least")
+    divergence_threshold: float = Field(
+        0.1, description="a mean over the sequence of (rollout − current log-prob) above this, in nats, is too far"
+    )
+    min_keep_ratio: float = Field(0.5, ge=0, le=1, description="the least share of a step's sequences that stay")
 
 
 class Consistency(Section):
