@@ -156,7 +156,7 @@ def test_data_and_model_wait_for_what_makes_them(tree, tmp_path):
     tree["algorithm"] = {"name": "grop"}
     assert [sentence.split(" is ")[0] for sentence in problems(tree)] == ["algorithm.name"]
     (tmp_path / "made").touch()
-    assert len(problems(tree)) == 2
+    assert len(problems(tree)) == 3
 
 
 def test_a_row_past_the_first_ones_may_be_what_is_needed(tree, tmp_path, monkeypatch):
