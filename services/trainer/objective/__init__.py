@@ -21,7 +21,14 @@ from services.trainer.objective.kl import KlPenalty
 from services.trainer.objective.loss import Objective, compute_loss
 from services.trainer.objective.metrics import QUANTILES, Metrics, histogram_of, quantiles_of
 from services.trainer.objective.off_policy_mask import keep_sequences, sequence_divergence
-from services.trainer.objective.policy_term import Clip, PolicyTerm
+from services.trainer.objective.policy_term import (
+    Clip,
+    PolicyTerm,
+    cispo_term,
+    clipped_term,
+    sequence_log_ratio,
+    token_log_ratio,
+)
 from services.trainer.objective.types import LossInputs, LossOutputs
 from services.trainer.objective.value import ValueLoss
 
@@ -41,6 +48,8 @@ __all__ = [
     "PreferenceAlgorithm",
     "ValueLoss",
     "best_against_worst",
+    "cispo_term",
+    "clipped_term",
     "compute_loss",
     "dpo_loss",
     "find_algorithm",
@@ -52,5 +61,7 @@ __all__ = [
     "overlong_penalty",
     "quantiles_of",
     "sequence_divergence",
+    "sequence_log_ratio",
     "terminal_rewards",
+    "token_log_ratio",
 ]
