@@ -1,0 +1,62 @@
+"""The reference of the built-in scorers: every option with its default, and examples that come out as the page says."""
+
+import importlib
+import inspect
+import json
+import re
+from pathlib import Path
+
+import datasets
+import pytest
+import yaml
+
+from services.common.config import DataConfig, RewardConfig, ScorerConfig
+from services.common.data.rows import metadata, read_rows
+from services.reward.scorers import BUILT_IN, load_scorer
+
+PAGE = (Path(__file__).parents[3] / "docs/rewards.md").read_text(encoding="utf-8")
+OPTIONS = re.findall(r"^\| `(\w+)` \| `(\w+)` \| `([^`]+)` \| ", PAGE, re.MULTILINE)
+EXAMPLES = re.findall(r"^\| `(\w+)` \| `(\{[^`]*)` \| `([^`]+)` \| `([^`]+)` \| `([01])` \|$", PAGE, re.MULTILINE)
+
+
+def test_every_option_of_every_scorer_is_listed_with_its_default() -> None:
+    listed = {(scorer, option): yaml.safe_load(default) for scorer, option, default in OPTIONS}
+    real = {
+        (scorer, option): parameter.default
+        for scorer, module in BUILT_IN.items()
+        for option, parameter in inspect.signature(importlib.import_module(module).build).parameters.items()
+    }
+    assert listed == real
+
+
+@pytest.mark.parametrize(("scorer", "options", "row", "completion", "reward"), EXAMPLES)
+def test_an_example_comes_out_as_the_page_says(
+    scorer: str, options: str, row: str, completion: str, reward: str
+) -> None:
+    score = load_scorer(ScorerConfig(name=scorer, options=json.loads(options)))
+    assert score("", completion, json.loads(row)) == float(reward)
+
+
+def test_there_are_examples() -> None:
+    assert {scorer for scorer, *_ in EXAMPLES} == set(BUILT_IN) - {"reasoning_gym"}
+
+
+def test_gsm8k_as_the_page_has_it(tmp_path, monkeypatch) -> None:
+    code = next(block for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL) if "gsm8k" in block)
+    settings = yaml.safe_load(next(block for block in re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)))
+    solution = "Natalia sold 48/2 = <<48/2=24>>24 clips in May.\n#### 1,072"
+
+    def load_dataset(path, name, split):
+        assert (path, name) == ("openai/gsm8k", "main")
+        return datasets.Dataset.from_list([{"question": f"How many in {split}?", "answer": solution}])
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    monkeypatch.chdir(tmp_path)
+    exec(code, {})
+    data, reward = DataConfig(**settings["data"]), RewardConfig(**settings["reward"])
+    scorer = load_scorer(reward.scorers[0])
+    for source in (data.prompts, data.validation):
+        [row] = read_rows(source, "data")
+        text, _ = metadata(row, source.prompt_field)
+        assert scorer(row.values["question"], "48 + 1024 = 1072", json.loads(text)) == 1.0
+        assert scorer(row.values["question"], "24", json.loads(text)) == 0.0
