@@ -31,6 +31,7 @@ from services.cli.up.run_lock import LOCK_FILE, RunTaken, refuse_taken, run_lock
 from services.cli.up.supervisor import RunFailed, Supervisor
 from services.common.config import Config
 from services.common.errors import one_sentence
+from services.common.exit_codes import NEVER_RESTARTED
 from services.common.run_files.run_log import RunLog
 from services.common.secrets import hidden_override
 from services.common.serving.signals import on_signals
@@ -88,12 +89,13 @@ class _Run:
     def run(self) -> int:
         """The exit status. The reason of a failure is told before anything else, then what there is of a run."""
         on_signals(lambda _: (self._hurry if self._stop.is_set() else self._stop).set())
-        failed = finished = False
+        failure: RunFailed | None = None
+        finished = False
         try:
             self._supervisor.start(self._stop)
             finished = self._watch()
         except RunFailed as error:
-            failed = True
+            failure = error
             self._say(f"failed: {error}", style="red")
         finally:
             self._stop.set()
@@ -103,9 +105,11 @@ class _Run:
         if finished:
             return 0
         trained = max((entry["step"] for entry in RunLog(self._config.run.path).steps()), default=0)
-        self._say(_left(saved, self._started, trained, failed=failed))
+        self._say(_left(saved, self._started, trained, failed=failure is not None))
+        if failure is not None and failure.status in NEVER_RESTARTED:
+            self._say("Started again as it is, it would end the same way: change what the reason names first.")
         self._say(f"Go on with: {self._command}")
-        return EXIT_FAILED if failed else EXIT_STOPPED
+        return EXIT_STOPPED if failure is None else failure.status
 
     def _watch(self) -> bool:
         """True when the run is finished, False when it was interrupted. Raises RunFailed."""

@@ -14,7 +14,7 @@ from services.cli.shared.processes import ServiceProcess, free_port
 from services.cli.shared.restarts import RestartBudget
 from services.cli.up.run_redis import RunRedis
 from services.common.config import Config
-from services.common.exit_codes import FINISHED, NEVER_RESTARTED
+from services.common.exit_codes import FAILED, FINISHED, NEVER_RESTARTED
 from services.common.serving.arguments import overrides_environment
 
 STOP_SECONDS = 7.0
@@ -26,7 +26,14 @@ OUTAGE_SECONDS = 1800.0
 
 
 class RunFailed(Exception):
-    """The run cannot go on; the message says in one sentence why, and in a second line where the log is."""
+    """The run cannot go on; the message says in one sentence why, and in a second line where the log is.
+
+    `status` is 2 or 4 (exit_codes) where starting it again as it is would end the same way, and else 1.
+    """
+
+    def __init__(self, message: str, status: int = FAILED) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class Supervisor:
@@ -113,7 +120,7 @@ class Supervisor:
         ending = service.ending()
         where = f"its log is {service.log}"
         if ending.status in NEVER_RESTARTED:
-            raise RunFailed(f"{service.name}: {ending.reason}\n{where}")
+            raise RunFailed(f"{service.name}: {ending.reason}\n{where}", ending.status)
         reason = self._with_full_disk(ending.reason)
         if self._waits_for_redis(service, reason):
             return

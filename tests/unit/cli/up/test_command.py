@@ -13,6 +13,7 @@ from services.cli.shared.start import say
 from services.cli.up import command
 from services.cli.up.run_lock import run_lock
 from services.cli.up.supervisor import RunFailed
+from services.common.exit_codes import GAVE_UP
 from services.common.run_files.run_log import RunLog
 
 QUICKSTART = Path(__file__).parents[4] / "configs" / "quickstart.yaml"
@@ -143,6 +144,14 @@ def test_a_run_that_another_has_is_left_alone(config_file, run, supervised, fres
     assert "is in use by another `trivet up`" in ended.output
     assert (run / "steps.jsonl").exists()
     assert supervised.made is None
+
+
+def test_a_run_that_gave_up_leaves_with_that_status_and_is_not_said_to_go_on_as_it_is(config_file, run, supervised):
+    train(run, 2)
+    supervised.outcome = RunFailed("trainer: accuracy fell", GAVE_UP)
+    ended = up(config_file)
+    assert ended.exit_code == GAVE_UP
+    assert "Started again as it is, it would end the same way" in ended.output.splitlines()[-2]
 
 
 def test_the_reason_of_a_failure_comes_before_what_was_done(config_file, run, supervised):

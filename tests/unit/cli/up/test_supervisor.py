@@ -84,6 +84,7 @@ def test_what_no_restart_mends_is_not_restarted_and_the_reason_is_one_sentence(t
     with pytest.raises(RunFailed) as failed:
         watched.supervisor.finished()
     assert str(failed.value) == f"trainer: the reason\nits log is {tmp_path / 'trainer.log'}"
+    assert failed.value.status == status
     assert trainer.restarts.left == 1
     assert watched.told == []
 
