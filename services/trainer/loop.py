@@ -177,11 +177,11 @@ class TrainingLoop:
         with self._recorded(order), self._phase("train"):
             samples = batch_samples(order, self._config, self._engine.facts)
             observe.observe_samples(samples)
-            self._values = self._updater.train(samples)
+            self._metrics = self._updater.train(samples)
         self._step += 1
         if self._rank_zero is not None:
             self._rank_zero.source.step = self._step
-        return self._soundness.judge(self._values, self._updater.skipped)
+        return self._soundness.judge(self._metrics, self._updater.skipped)
 
     @contextmanager
     def _recorded(self, order: step_pb2.StepOrder) -> Iterator[None]:
@@ -192,7 +192,7 @@ class TrainingLoop:
         yield
         if due:
             with self._phase("record"):
-                self._recorder.finish(self._values)
+                self._recorder.finish(self._metrics)
 
     def _publish(self, *, durable: bool = False) -> None:
         self._check_lease()
@@ -209,13 +209,13 @@ class TrainingLoop:
         if self._rank_zero is None:
             return
         sampled = self._config.data.preferences is None
-        values = {**self._values, **summarize(order, self._step - 1, self._phases, sampled=sampled)}
+        metrics = {**self._metrics, **summarize(order, self._step - 1, self._phases, sampled=sampled)}
         if sampled:
-            values |= self._signal.observe(order.groups)
+            metrics |= self._signal.observe(order.groups)
         self._phases = {}
         status = self._rank_zero.source.status
-        status.metrics, status.step = values, self._step
-        observe.observe_step(self._step, len(order.groups), values)
+        status.metrics, status.step = metrics, self._step
+        observe.observe_step(self._step, len(order.groups), metrics)
         self._rank_zero.run_log.add_step(
             {
                 "step": self._step,
@@ -223,13 +223,13 @@ class TrainingLoop:
                 "groups": [scored.group.prompt.group_id for scored in order.groups],
                 "samples": [sample.sample_id for scored in order.groups for sample in scored.group.samples],
                 "weights": sorted({scored.group.lineage.weights for scored in order.groups}),
-                "metrics": values,
+                "metrics": metrics,
                 **({"skipped": [asdict(each) for each in self._updater.skipped]} if self._updater.skipped else {}),
             }
         )
-        if self._guard is not None and "reward_mean" in values:
-            self._reward_fell = self._guard.rewarded(values["reward_mean"])
-        log.info("step", loss=values["loss"], reward=values.get("reward_mean"))
+        if self._guard is not None and "reward_mean" in metrics:
+            self._reward_fell = self._guard.rewarded(metrics["reward_mean"])
+        log.info("step", loss=metrics["loss"], reward=metrics.get("reward_mean"))
 
     def _save(self) -> None:
         with self._phase("checkpoint"), counters.CHECKPOINT_SECONDS.time():
@@ -272,19 +272,19 @@ class TrainingLoop:
         if self._evaluated == self._step:
             return
         with self._phase("evaluate"):
-            values = self._held_out()
-        if values is None:
+            metrics = self._held_out()
+        if metrics is None:
             return
         self._evaluated = self._step
         if self._rank_zero is None:
             return
-        self._rank_zero.source.status.evaluation = values
-        observe.observe_evaluation(values)
+        self._rank_zero.source.status.evaluation = metrics
+        observe.observe_evaluation(metrics)
         asks = evaluation_version(self._config)
         self._rank_zero.run_log.add_evaluation(
-            {"step": self._step, "time": time.time(), "asks": asks, "metrics": values}
+            {"step": self._step, "time": time.time(), "asks": asks, "metrics": metrics}
         )
-        log.info("evaluation", **values)
+        log.info("evaluation", **metrics)
         if self._guard is not None:
             self._judge(self._guard, self._rank_zero)
 

@@ -9,7 +9,7 @@ import torch
 
 from services.trainer.objective import Metrics
 
-Values = dict[str, float]
+StepMetrics = dict[str, float]
 Item = TypeVar("Item")
 
 # Metrics that compare the sampler with the trainer mean something only before the first update.

@@ -24,7 +24,7 @@ from services.common.run_files.recorded_steps import (
 )
 from services.trainer.engine.protocol import TrainEngine
 from services.trainer.metrics import counters
-from services.trainer.metrics.step_metrics import Values
+from services.trainer.metrics.step_metrics import StepMetrics
 from services.trainer.recording.environment import environment
 
 
@@ -61,7 +61,7 @@ class Recorder:
         self._engine.export(staged / POLICY_DIRECTORY)
         self._engine.save(staged / ENGINE_DIRECTORY)
 
-    def finish(self, values: Values) -> None:
+    def finish(self, metrics: StepMetrics) -> None:
         """After the step: what came of it. Only now is the recording there to be found."""
         begun, self._begun = self._begun, None
         assert begun is not None
@@ -81,7 +81,7 @@ class Recorder:
             steps_applied=begun.steps_applied,
             digest_before=begun.digest,
             digest_after=digest,
-            values={name: float(value).hex() for name, value in values.items()},
+            values={name: float(value).hex() for name, value in metrics.items()},
             groups=len(begun.order.groups),
             recorded_at=time.time(),
         )

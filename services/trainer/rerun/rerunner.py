@@ -10,7 +10,7 @@ from services.common.run_files.rerun_report import RerunReport, RerunStep, Value
 from services.common.secrets import hidden_override
 from services.trainer.batch.groups import batch_samples
 from services.trainer.engine.protocol import TrainEngine
-from services.trainer.metrics.step_metrics import Values
+from services.trainer.metrics.step_metrics import StepMetrics
 from services.trainer.recording.environment import environment
 from services.trainer.update.open import TrainsBatches
 
@@ -75,7 +75,7 @@ def starts_fresh(record: StepRecord, overrides: Sequence[str]) -> bool:
     return bool(overrides) and record.steps_applied == 0
 
 
-def compare_values(recorded: Mapping[str, str], rerun: Values) -> Iterator[ValuePair]:
+def compare_values(recorded: Mapping[str, str], rerun: StepMetrics) -> Iterator[ValuePair]:
     """`recorded` holds float.hex()."""
     for name in sorted({*recorded, *rerun}):
         before = float.fromhex(recorded[name]) if name in recorded else None

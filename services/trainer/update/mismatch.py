@@ -9,7 +9,7 @@ from torch import Tensor
 
 from services.trainer.batch.packing import MicroBatch, PackedBatch
 from services.trainer.engine.protocol import PolicyOutput, TrainEngine
-from services.trainer.metrics.step_metrics import Values
+from services.trainer.metrics.step_metrics import StepMetrics
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class SamplerComparison:
     def __add__(self, other: "SamplerComparison") -> "SamplerComparison":
         return SamplerComparison(self.sums + other.sums, max(self.largest, other.largest))
 
-    def values(self) -> Values:
+    def values(self) -> StepMetrics:
         gaps, ratios, entropies, tokens, agreeing, compared, candidates = self.sums.tolist()
         values = {
             "logprob_difference_mean": gaps / tokens,

@@ -6,7 +6,7 @@ from typing import Protocol
 from services.common.config import Config
 from services.trainer.batch.samples import TrainSample
 from services.trainer.engine.protocol import TrainEngine
-from services.trainer.metrics.step_metrics import Values
+from services.trainer.metrics.step_metrics import StepMetrics
 from services.trainer.objective import PreferenceAlgorithm
 from services.trainer.update.algorithm import configured_algorithm
 from services.trainer.update.policy_update import Updater
@@ -15,7 +15,7 @@ from services.trainer.update.reference import Reference
 
 
 class TrainsBatches(Protocol):
-    def train(self, samples: Sequence[TrainSample]) -> Values:
+    def train(self, samples: Sequence[TrainSample]) -> StepMetrics:
         """All of a step's samples, the same on every rank; metrics of the whole step."""
         ...
 

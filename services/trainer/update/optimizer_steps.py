@@ -8,7 +8,7 @@ import torch
 
 from services.common.run_files.run_log import FIRST
 from services.trainer.engine.protocol import StepResult
-from services.trainer.metrics.step_metrics import SAMPLER_AGAINST_TRAINER, Values
+from services.trainer.metrics.step_metrics import SAMPLER_AGAINST_TRAINER, StepMetrics
 from services.trainer.objective import Metrics
 from services.trainer.update.mismatch import SamplerComparison
 from services.trainer.update.non_finite import Skipped
@@ -32,20 +32,20 @@ class OptimizerStep:
         return self.result is not None and self.result.applied
 
 
-def report(steps: Sequence[OptimizerStep]) -> Values:
+def report(steps: Sequence[OptimizerStep]) -> StepMetrics:
     """Of the whole batch: means over all tokens, extremes and quantiles of all; loss and gradient norm are means of the
     optimizer steps that changed something, where any did.
 
     Of several, `first_…` is of the first one, before any update, where sampler and trainer can be compared.
     """
-    whole = _values(steps)
+    whole = _step_metrics(steps)
     if len(steps) == 1:
         return whole
-    first = _values(steps[:1])
+    first = _step_metrics(steps[:1])
     return whole | {f"{FIRST}{name}": first[name] for name in SAMPLER_AGAINST_TRAINER if name in first}
 
 
-def _values(steps: Sequence[OptimizerStep]) -> Values:
+def _step_metrics(steps: Sequence[OptimizerStep]) -> StepMetrics:
     applied = [step for step in steps if step.applied] or steps
     return {"loss": math.nan, "grad_norm": math.nan} | {
         **_metrics(steps, applied),
@@ -55,7 +55,7 @@ def _values(steps: Sequence[OptimizerStep]) -> Values:
     }
 
 
-def _metrics(steps: Sequence[OptimizerStep], applied: Sequence[OptimizerStep]) -> Values:
+def _metrics(steps: Sequence[OptimizerStep], applied: Sequence[OptimizerStep]) -> StepMetrics:
     told = [(step, step.metrics) for step in steps if step.metrics is not None]
     if not told:
         return {}
@@ -73,23 +73,23 @@ def _metrics(steps: Sequence[OptimizerStep], applied: Sequence[OptimizerStep]) -
     return together.values()
 
 
-def _compared(steps: Sequence[OptimizerStep]) -> Values:
+def _compared(steps: Sequence[OptimizerStep]) -> StepMetrics:
     told = [step.compared for step in steps if step.compared is not None]
     return sum(told[1:], start=told[0]).values() if told else {}
 
 
-def _results(steps: Sequence[OptimizerStep], applied: Sequence[OptimizerStep]) -> Values:
-    values: Values = {}
+def _results(steps: Sequence[OptimizerStep], applied: Sequence[OptimizerStep]) -> StepMetrics:
+    metrics: StepMetrics = {}
     taken = [step.result for step in steps if step.result is not None]
     if taken:
         norms = [step.result.grad_norm for step in applied if step.result is not None]
-        values = {"grad_norm": math.fsum(norms) / len(norms), "learning_rate": taken[-1].learning_rate}
+        metrics = {"grad_norm": math.fsum(norms) / len(norms), "learning_rate": taken[-1].learning_rate}
         if len(steps) > 1:
-            values["grad_norm_max"] = max(norms)
-    return {**values, "step_applied": sum(step.applied for step in steps) / len(steps)}
+            metrics["grad_norm_max"] = max(norms)
+    return {**metrics, "step_applied": sum(step.applied for step in steps) / len(steps)}
 
 
-def _masked(steps: Sequence[OptimizerStep]) -> Values:
+def _masked(steps: Sequence[OptimizerStep]) -> StepMetrics:
     told = [(step.masked, step.sequences) for step in steps if step.masked is not None]
     if len(told) == 1:
         return {"masked_sequence_ratio": told[0][0]}

@@ -11,7 +11,7 @@ from services.common.config import Config
 from services.trainer.batch.packing import MicroBatch, PackedBatch, pack, plan_microbatches
 from services.trainer.batch.samples import TrainSample
 from services.trainer.engine.protocol import TrainEngine
-from services.trainer.metrics.step_metrics import Values, empty, split
+from services.trainer.metrics.step_metrics import StepMetrics, empty, split
 from services.trainer.objective import LossInputs, Metrics, Objective, compute_loss, keep_sequences, sequence_divergence
 from services.trainer.update.algorithm import build_objective
 from services.trainer.update.mismatch import Measured, compare_with_sampler
@@ -29,7 +29,7 @@ class Updater:
         # Optimizer steps of the last batch that changed nothing; the same on every rank.
         self.skipped: list[Skipped] = []
 
-    def train(self, samples: Sequence[TrainSample]) -> Values:
+    def train(self, samples: Sequence[TrainSample]) -> StepMetrics:
         """All of a step's samples, the same on every rank, through all epochs and mini-batches.
 
         A number that is not finite on any rank makes its optimizer step a skipped one on all. Returns metrics of the
@@ -53,7 +53,7 @@ class Updater:
             ]
         )
 
-    def _report(self, steps: Sequence[OptimizerStep]) -> Values:
+    def _report(self, steps: Sequence[OptimizerStep]) -> StepMetrics:
         self.skipped = [step.skipped for step in steps if step.skipped is not None]
         return report(steps)
 

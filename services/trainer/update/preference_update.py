@@ -13,7 +13,7 @@ from services.trainer.batch.packing import MicroBatch, PackedBatch, pack, plan_m
 from services.trainer.batch.pairs import Pair, pairs_of
 from services.trainer.batch.samples import TrainSample
 from services.trainer.engine.protocol import TrainEngine
-from services.trainer.metrics.step_metrics import Values, empty, split
+from services.trainer.metrics.step_metrics import StepMetrics, empty, split
 from services.trainer.objective import LossOutputs, Metrics, PreferenceAlgorithm
 from services.trainer.update.algorithm import configured_algorithm
 from services.trainer.update.mismatch import Measured, compare_with_sampler
@@ -45,7 +45,7 @@ class PreferenceUpdater:
         # Optimizer steps of the last batch that changed nothing; the same on every rank.
         self.skipped: list[Skipped] = []
 
-    def train(self, samples: Sequence[TrainSample]) -> Values:
+    def train(self, samples: Sequence[TrainSample]) -> StepMetrics:
         """Pairs the best with the worst of each group, the same on every rank, through all epochs and mini-batches.
 
         Groups without variance give no pair; without any pair there is no optimizer step (step_applied 0, pairs 0). A
@@ -64,7 +64,7 @@ class PreferenceUpdater:
         self.skipped = [step.skipped for step in steps if step.skipped is not None]
         return {**report(steps), "pairs": float(len(pairs))}
 
-    def evaluate(self, samples: Sequence[TrainSample]) -> Values:
+    def evaluate(self, samples: Sequence[TrainSample]) -> StepMetrics:
         """On held-out pairs, over all ranks: preference_accuracy (with its standard error), _margin and _loss.
 
         All are NaN where a log-prob is not finite.

@@ -6,7 +6,7 @@ from services.common.errors import GaveUp
 from services.common.logs import get_logger
 from services.trainer.engine.protocol import TrainEngine
 from services.trainer.metrics import counters
-from services.trainer.metrics.step_metrics import Values
+from services.trainer.metrics.step_metrics import StepMetrics
 from services.trainer.update.non_finite import Skipped
 
 SAMPLES_TOLD = 8
@@ -22,13 +22,13 @@ class Soundness:
         self._skipped_in_a_row = 0
         self._last: Skipped | None = None
 
-    def judge(self, values: Values, skipped: Sequence[Skipped]) -> bool:
+    def judge(self, metrics: StepMetrics, skipped: Sequence[Skipped]) -> bool:
         """Of the step that was just trained: True where its weights are fit to be published. Collective."""
         for each in skipped:
             counters.STEPS_SKIPPED.labels(each.reason).inc()
             log.warning("step skipped: a number was not finite", reason=each.reason, samples=told(each))
             self._last = each
-        if values["step_applied"]:
+        if metrics["step_applied"]:
             self._skipped_in_a_row = 0
             return self._engine.finite()
         # A batch without a pair takes no step either, and nothing is wrong with it.

@@ -1,4 +1,4 @@
-"""Values of a step are of all its optimizer steps; those of the first have names that say so."""
+"""Metrics of a step are of all its optimizer steps; those of the first have names that say so."""
 
 from dataclasses import replace
 
