@@ -181,7 +181,7 @@ class TrainingLoop:
         self._step += 1
         if self._rank_zero is not None:
             self._rank_zero.source.step = self._step
-        return self._soundness.judge(self._metrics, self._updater.skipped)
+        return self._soundness.check(self._metrics, self._updater.skipped)
 
     @contextmanager
     def _recorded(self, order: step_pb2.StepOrder) -> Iterator[None]:
@@ -286,9 +286,9 @@ class TrainingLoop:
         )
         log.info("evaluation", **metrics)
         if self._guard is not None:
-            self._judge(self._guard, self._rank_zero)
+            self._check_collapse(self._guard, self._rank_zero)
 
-    def _judge(self, guard: CollapseGuard, rank_zero: RankZero) -> None:
+    def _check_collapse(self, guard: CollapseGuard, rank_zero: RankZero) -> None:
         """Raises GaveUp when the run has collapsed."""
         reason = guard.evaluated(rank_zero.run_log.evaluations())
         if reason is not None:

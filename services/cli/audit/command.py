@@ -1,7 +1,7 @@
 """`trivet audit`: do sampler and trainer agree under equal weights?
 
-Starts a rollout of its own, or asks one that runs. The comparison is the trainer's (services.trainer.audit); here it is
-started, shown and judged.
+Starts a rollout of its own, or uses a running one. The trainer makes the comparison (services.trainer.audit); this
+module starts it and prints the result and the verdict.
 """
 
 import signal
@@ -56,7 +56,7 @@ def audit(
         float | None, typer.Option(min=0, max=1, help="lowest routing agreement of an MoE layer")
     ] = None,
 ) -> None:
-    """Sample, recompute under equal weights, and tell how far sampler and trainer are apart.
+    """Sample, recompute under equal weights, and measure how far sampler and trainer differ.
 
     Status 0: within the thresholds, whose defaults depend on model.dtype. 1: not within. 2: there is no verdict.
     """

@@ -26,15 +26,15 @@ def _mismatch(report: AuditReport) -> Table:
     table.add_column("ratio", justify="right", no_wrap=True)
     table.add_column("KL (k3)", justify="right", no_wrap=True)
     for row in report.rows:
-        judged = set(row.replayed) == set(report.configured)
+        is_configured = set(row.replayed) == set(report.configured)
         table.add_row(
-            label(row, report) + (" ◀" if judged else ""),
+            label(row, report) + (" ◀" if is_configured else ""),
             _small(row.difference_mean),
             *(_small(row.difference_quantiles[level]) for level in levels),
             _small(row.difference_max),
             f"{row.ratio_mean:.5f}",
             _small(row.mismatch_kl),
-            style="bold" if judged else None,
+            style="bold" if is_configured else None,
         )
     return table
 

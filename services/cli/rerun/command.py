@@ -1,6 +1,6 @@
 """`trivet rerun`: does a recorded step come out again?
 
-The step is run by the trainer's code (services.trainer.rerun); here it is started, shown and judged.
+The step is run by the trainer's code (services.trainer.rerun); this module starts it and prints the result and the verdict.
 """
 
 import signal
@@ -50,7 +50,7 @@ def rerun(
     ] = None,
     timeout: Annotated[float, typer.Option(min=1, help="seconds for all steps")] = 3600,
 ) -> None:
-    """Run recorded steps again and tell, bit for bit, what came out as recorded.
+    """Run recorded steps again and compare the results with the recording, bit for bit.
 
     With --set they run under other settings, and the differences are measured instead.
 
@@ -84,7 +84,7 @@ def show(console: Console, report: RerunReport, tolerance: float | None, names: 
         found = outside(report, tolerance, names)
         verdict = f"{', '.join(names) if names else 'every value'} within {tolerance:g}"
     else:
-        say(console, "measured under other settings; --tolerance would judge it")
+        say(console, "measured under other settings; pass --tolerance for a verdict")
         return 0
     for sentence in found:
         say(console, f"✗ {sentence}", style="red")
@@ -109,7 +109,7 @@ def _topology(ranks: int, stage: int) -> str:
 def _measure(
     run: Path, step: int, through: int | None, overrides: list[str], output: Path, deadline: float
 ) -> RerunReport:
-    """Raises ModuleFailed, ConfigError or InvalidData where there is nothing to judge."""
+    """Raises ModuleFailed, ConfigError or InvalidData when there is nothing to compare."""
     first = consecutive_steps(run, step, through or step)[0]
     config = first.config(overrides)
     chosen = any(override.partition("=")[0] == "trainer.processes" for override in overrides)

@@ -45,11 +45,11 @@ def _add_states(table: Table, report: RerunReport, several: bool) -> None:
         ("state after", [step.ends_alike for step in report.steps]),
     ):
         equal = sum(alike is True for alike in found)
-        judged = all(alike is not None for alike in found)
+        compared = all(alike is not None for alike in found)
         text = f"{equal}/{len(found)}" if several else ("yes" if equal else "no")
         blanks = [""] * (5 if several else 4)
-        style = "bold" if not judged or equal == len(found) else "bold yellow"
-        table.add_row(name, text if judged else "–", *blanks, style=style)
+        style = "bold" if not compared or equal == len(found) else "bold yellow"
+        table.add_row(name, text if compared else "–", *blanks, style=style)
 
 
 def _number(value: float | None) -> str:

@@ -1,4 +1,4 @@
-"""What an audit measured: the trainer's side writes it as JSON, and whoever judges it reads it."""
+"""What an audit measured: the trainer's side writes it as JSON and the CLI reads it."""
 
 from typing import Literal
 

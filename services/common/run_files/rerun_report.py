@@ -1,4 +1,4 @@
-"""What came of running recorded steps again: the trainer's side writes it as JSON, and whoever judges it reads it."""
+"""What came of running recorded steps again: the trainer's side writes it as JSON and the CLI reads it."""
 
 import math
 from typing import Literal

@@ -39,8 +39,8 @@ def open_engine(config: Config) -> "DeepSpeedEngine":
     Raises InvalidData for a model that cannot be trained exactly, ValueError for an unknown algorithm: it decides
     whether there is a value head or a critic.
     """
-    judged = find_algorithm(config.algorithm.name).value is not None
-    separate = judged and config.algorithm.critic == "separate"
+    has_critic = find_algorithm(config.algorithm.name).value is not None
+    separate = has_critic and config.algorithm.critic == "separate"
     joined = not dist.is_initialized()
     device = join_process_group(config)
     sharding = ZeroSharding(config, device) if config.trainer.zero_stage == 3 else None
@@ -49,7 +49,7 @@ def open_engine(config: Config) -> "DeepSpeedEngine":
         dtype=config.model.dtype,
         keep_routing=config.rl_stability.consistency.keep_routing,
         gradient_checkpointing=config.trainer.gradient_checkpointing,
-        value_head=judged and not separate,
+        value_head=has_critic and not separate,
         critic_path=config.algorithm.critic_path or config.model.path if separate else None,
         attention=config.model.attention,
         device=device,

@@ -85,7 +85,7 @@ def load_critic(
         raise InvalidData(
             "critic_mismatch",
             f"algorithm.critic_path {path} has a vocabulary of {critic.vocabulary}, expected at least the policy's "
-            f"{vocabulary}: it judges the policy's tokens",
+            f"{vocabulary}: it reads the policy's tokens",
         )
     if packs and not critic.packs:
         raise InvalidData(

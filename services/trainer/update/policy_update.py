@@ -44,7 +44,7 @@ class Updater:
             if (skipped := check.shared()) is not None:
                 return self._report([_left_out(samples, skipped)])
         if objective.algorithm.value is not None:
-            samples = self._judged(samples, old or {})
+            samples = self._with_advantages(samples, old or {})
         return self._report(
             [
                 self._optimizer_step(chunk, old, objective)
@@ -166,7 +166,7 @@ class Updater:
                 old |= old_tokens(batch, output, rewards, self._config.algorithm).by_sample(batch)
         return old
 
-    def _judged(self, samples: Sequence[TrainSample], old: OldPolicy) -> list[TrainSample]:
+    def _with_advantages(self, samples: Sequence[TrainSample], old: OldPolicy) -> list[TrainSample]:
         """Each sample's advantage is the mean of its tokens': the off-policy mask wants one of every sequence."""
         shares = torch.zeros(len(samples), 2, dtype=torch.float64, device=self._engine.device)
         for index, sample in enumerate(samples):

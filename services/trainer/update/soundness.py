@@ -22,7 +22,7 @@ class Soundness:
         self._skipped_in_a_row = 0
         self._last: Skipped | None = None
 
-    def judge(self, metrics: StepMetrics, skipped: Sequence[Skipped]) -> bool:
+    def check(self, metrics: StepMetrics, skipped: Sequence[Skipped]) -> bool:
         """Of the step that was just trained: True where its weights are fit to be published. Collective."""
         for each in skipped:
             counters.STEPS_SKIPPED.labels(each.reason).inc()

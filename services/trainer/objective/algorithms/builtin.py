@@ -18,7 +18,7 @@ from services.trainer.objective.value import ValueLoss
 
 
 def ppo() -> Algorithm:
-    """Proximal Policy Optimization: a value head judges every token, in place of a group of samples.
+    """Proximal Policy Optimization: a critic values every token, in place of a group of samples.
 
     arXiv 1707.06347, equations 7 and 9, with advantages by GAE, arXiv 1506.02438. The value's half weight and its clip
     are PPO2's. No entropy bonus unless asked for: over a vocabulary it soon outgrows the rest.

@@ -90,11 +90,11 @@ def test_each_threshold_is_told_with_value_and_limit(row: Mismatch, said: str) -
     assert said in sentence
 
 
-def test_the_row_that_training_sees_is_judged() -> None:
+def test_the_row_that_training_sees_decides() -> None:
     assert any("mean ratio is 0.91" in sentence for sentence in failures(report(configured=("routing",)), STRICT))
 
 
-def test_candidates_and_refusals_are_judged() -> None:
+def test_candidates_and_refusals_count() -> None:
     facts = report().candidates.model_copy(update={"inside": 357, "sum_error_max": 0.5})
     refused = (Refusal(group_id="audit-2", code="routing_rows", reason="replay.routing has 3 rows, expected 9"),)
     told = failures(report(candidates=facts, refused=refused), STRICT)

@@ -32,7 +32,7 @@ def teach(head):
         head.bias.fill_(0.25)
 
 
-def test_it_judges_as_a_value_head_on_the_same_trunk_would(policy):
+def test_it_values_tokens_as_a_value_head_on_the_same_trunk_would(policy):
     shared = Policy(make_model("qwen3"), value_head=True)
     teach(shared.value_head)
     teach(policy.critic.value_head)
@@ -103,7 +103,7 @@ def test_it_is_read_from_a_directory_of_its_own(saved):
     assert not any("lm_head" in name for name, _ in policy.critic.named_parameters())
 
 
-def test_one_that_cannot_judge_the_policys_tokens_is_refused(saved):
+def test_one_that_cannot_read_the_policys_tokens_is_refused(saved):
     with pytest.raises(InvalidData, match="has a vocabulary of .*, expected at least the policy's 100000"):
         load_critic(saved, dtype="float32", gradient_checkpointing=False, vocabulary=100_000, packs=True)
 
