@@ -6,7 +6,7 @@ from services.cli.compare.command import compare
 from services.cli.config import config
 from services.cli.rerun.command import rerun
 from services.cli.up.command import up
-from services.common.serving.signals import tell_stacks
+from services.common.serving.signals import dump_stacks_on_signal
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.command()(check)
@@ -20,4 +20,4 @@ app.command()(up)
 @app.callback()
 def trivet() -> None:
     """An RL post-training stack for LLMs, built to stay stable at scale."""
-    tell_stacks()
+    dump_stacks_on_signal()

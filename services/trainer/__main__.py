@@ -60,8 +60,8 @@ def main() -> None:
     except GaveUp as error:
         leave(report_end(GAVE_UP, str(error), code=error.code))
     except (TrivetError, redis.RedisError, OSError, ValueError, RuntimeError) as error:
-        told = isinstance(error, (ValueError, RuntimeError))
-        leave(report_end(FAILED, one_sentence(error), exc_info=told))
+        unexpected = isinstance(error, (ValueError, RuntimeError))
+        leave(report_end(FAILED, one_sentence(error), exc_info=unexpected))
     leave(FINISHED if finished else STOPPED)
 
 
@@ -227,7 +227,7 @@ def model_identity(path: str) -> str:
 
 
 def _obey_signals(controls: Controls) -> None:
-    """Only rank 0 decides when to stop; the others are told, so that they leave together."""
+    """Only rank 0 decides when to stop; the others follow, so that they leave together."""
     on_signals(lambda _: controls.stop.set())
 
 

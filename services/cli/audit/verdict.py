@@ -29,20 +29,20 @@ DEFAULTS = {
 def failures(report: AuditReport, limits: Thresholds) -> list[str]:
     """A sentence for each threshold that is not kept; none when the audit passes. A number that is not finite fails."""
     row = report.row(*report.configured)
-    told = []
+    found = []
     if not row.difference_max <= limits.difference_max:
         where = f"at token {row.worst_position} of {row.worst_sample}"
-        told.append(f"|Δ log-prob| is {row.difference_max:.3g} {where}, expected at most {limits.difference_max:g}")
+        found.append(f"|Δ log-prob| is {row.difference_max:.3g} {where}, expected at most {limits.difference_max:g}")
     if not abs(row.ratio_mean - 1) <= limits.ratio_error:
-        told.append(f"mean ratio is {row.ratio_mean:.6f}, expected 1 ± {limits.ratio_error:g}")
+        found.append(f"mean ratio is {row.ratio_mean:.6f}, expected 1 ± {limits.ratio_error:g}")
     if not row.mismatch_kl < limits.mismatch_kl:
-        told.append(f"mismatch KL is {row.mismatch_kl:.3g}, expected less than {limits.mismatch_kl:g}")
-    told += _routing(row, limits)
-    told += _candidates(report, limits)
+        found.append(f"mismatch KL is {row.mismatch_kl:.3g}, expected less than {limits.mismatch_kl:g}")
+    found += _routing(row, limits)
+    found += _candidates(report, limits)
     if report.refused:
         first = report.refused[0]
-        told.append(f"the trainer refuses {len(report.refused)} groups, the first with {first.code}: {first.reason}")
-    return told
+        found.append(f"the trainer refuses {len(report.refused)} groups, the first with {first.code}: {first.reason}")
+    return found
 
 
 def _routing(row: Mismatch, limits: Thresholds) -> list[str]:
@@ -57,12 +57,12 @@ def _candidates(report: AuditReport, limits: Thresholds) -> list[str]:
     facts = report.candidates
     if facts is None:
         return []
-    told = []
+    found = []
     if facts.inside != facts.positions:
-        told.append(f"{facts.positions - facts.inside} sampled tokens are outside their candidate set, expected none")
+        found.append(f"{facts.positions - facts.inside} sampled tokens are outside their candidate set, expected none")
     if not facts.sum_error_max <= limits.sum_error:
-        told.append(
+        found.append(
             f"probabilities over a candidate set sum to 1 ± {facts.sum_error_max:.3g}, "
             f"expected ± {limits.sum_error:g} at most"
         )
-    return told
+    return found

@@ -1,6 +1,6 @@
 """`trivet rerun`: does a recorded step come out again?
 
-The step is run by the trainer's code (services.trainer.rerun); this module starts it and prints the result and the verdict.
+The trainer runs the step (services.trainer.rerun); this module starts it and prints the result and the verdict.
 """
 
 import signal
@@ -95,11 +95,11 @@ def show(console: Console, report: RerunReport, tolerance: float | None, names: 
 
 def _headline(report: RerunReport) -> str:
     start = {"engine": "the recorded state", "policy": "the recorded policy and a new optimizer"}[report.start]
-    told = f"{report.run}: {_topology(report.recorded_world_size, report.recorded_zero_stage)}"
+    text = f"{report.run}: {_topology(report.recorded_world_size, report.recorded_zero_stage)}"
     if (report.world_size, report.zero_stage) != (report.recorded_world_size, report.recorded_zero_stage):
-        told += f", rerun on {_topology(report.world_size, report.zero_stage)}"
+        text += f", rerun on {_topology(report.world_size, report.zero_stage)}"
     changed = f" with {' '.join(report.overrides)}" if report.overrides else ""
-    return f"{told}; from {start}{changed}"
+    return f"{text}; from {start}{changed}"
 
 
 def _topology(ranks: int, stage: int) -> str:

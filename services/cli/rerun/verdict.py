@@ -25,19 +25,19 @@ def outside(report: RerunReport, tolerance: float, names: Collection[str]) -> li
 
     |recorded − rerun| > tolerance · max(1, |recorded|); a value that is only on one side is outside any.
     """
-    told = []
+    found = []
     for name in names or report.names:
         pairs = report.pairs(name)
         if not pairs:
-            told.append(f"{name} is none of the values, expected one of {', '.join(report.names)}")
+            found.append(f"{name} is none of the values, expected one of {', '.join(report.names)}")
             continue
         step, worst = max(pairs, key=lambda each: each[1].scaled)
         if not worst.scaled <= tolerance:
-            told.append(
+            found.append(
                 f"{name} at step {step} is {_number(worst.rerun)}, recorded {_number(worst.recorded)}: "
                 f"off by {worst.scaled:.3g}, expected at most {tolerance:g}"
             )
-    return told
+    return found
 
 
 def _number(value: float | None) -> str:

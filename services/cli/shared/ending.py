@@ -27,8 +27,8 @@ def read_ending(status: int, words: str) -> Ending:
     """`words`: what the process wrote since it was started, or the end of that."""
     lines = words.splitlines()
     for line in lines:
-        if (told := _told(line)) is not None:
-            return told
+        if (ending := _reported(line)) is not None:
+            return ending
     if status in {FINISHED, STOPPED}:
         return Ending(status, "something else asked it to stop")
     ranks = [int(found) for found in _RANK_STATUS.findall(words)]
@@ -41,7 +41,7 @@ def read_ending(status: int, words: str) -> Ending:
     return Ending(status, (own or raised or spoken or ["it said nothing"])[-1].strip())
 
 
-def _told(line: str) -> Ending | None:
+def _reported(line: str) -> Ending | None:
     if not line.startswith("{"):
         return None
     try:

@@ -58,7 +58,7 @@ def up(
             if fresh:
                 _forget(config.run.path)
             elif is_finished(config):
-                _tell_finished(console, config)
+                _report_finished(console, config)
                 return
             if prepare(console, config):
                 # Only now are model and data there.
@@ -78,7 +78,7 @@ class _Run:
         self, console: Console, config: Config, config_file: Path, overrides: Sequence[str], lock: int
     ) -> None:
         self._console, self._config = console, config
-        self._supervisor = Supervisor(config, config_file, list(overrides), tell=self._say, lock=lock)
+        self._supervisor = Supervisor(config, config_file, list(overrides), report=self._say, lock=lock)
         self._command = shlex.join(
             ["trivet", "up", str(config_file)]
             + [word for override in overrides for word in ("--set", hidden_override(override))]
@@ -87,7 +87,7 @@ class _Run:
         self._started = time.time()
 
     def run(self) -> int:
-        """The exit status. The reason of a failure is told before anything else, then what there is of a run."""
+        """The exit status. Prints the reason of a failure first, then what there is of the run."""
         on_signals(lambda _: (self._hurry if self._stop.is_set() else self._stop).set())
         failure: RunFailed | None = None
         finished = False
@@ -137,7 +137,7 @@ def _forget(directory: Path) -> None:
             path.unlink()
 
 
-def _tell_finished(console: Console, config: Config) -> None:
+def _report_finished(console: Console, config: Config) -> None:
     saved = newest_checkpoint(config.run.path)
     assert saved is not None
     _report(console, config, saved, None)

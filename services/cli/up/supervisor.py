@@ -39,7 +39,7 @@ class RunFailed(Exception):
 class Supervisor:
     """`config_file` and `overrides` go to the services as they are; ports and the Redis address are added.
 
-    `tell` shows a line to whoever watches. The processes inherit the file descriptor `lock`.
+    `report` shows a line to whoever watches. The processes inherit the file descriptor `lock`.
     """
 
     def __init__(
@@ -48,12 +48,12 @@ class Supervisor:
         config_file: Path,
         overrides: list[str],
         *,
-        tell: Callable[[str], None],
+        report: Callable[[str], None],
         lock: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config, self._file, self._overrides = config, config_file, overrides
-        self._tell, self._lock, self._clock = tell, lock, clock
+        self._report, self._lock, self._clock = report, lock, clock
         self._logs = config.run.path / "logs"
         self.grpc_ports: dict[str, int] = {}
         self.services: list[ServiceProcess] = []
@@ -92,7 +92,7 @@ class Supervisor:
         trainers = [service for service in self.services if service.name == "trainer"]
         patience = self._config.trainer.stop_timeout_seconds
         if any(trainer.exit_code() is None for trainer in trainers):
-            self._tell(
+            self._report(
                 f"stopping: finishing the step and writing a checkpoint, for {_duration(patience)} at most "
                 "(trainer.stop_timeout_seconds); Ctrl-C again ends now"
             )
@@ -128,9 +128,9 @@ class Supervisor:
             # Not its own fault, so not one of its restarts.
             self._waiting.discard(service.name)
             service.start_again()
-            self._tell(f"{service.name} is started again: Redis answers")
+            self._report(f"{service.name} is started again: Redis answers")
         elif service.restart():
-            self._tell(
+            self._report(
                 f"{service.name} ended and is started again: {reason} ({where}; {service.restarts.left} more "
                 f"restarts within {_duration(service.restarts.window_seconds)})"
             )
@@ -155,7 +155,7 @@ class Supervisor:
         if service.name not in self._waiting:
             self._waiting.add(service.name)
             left = _duration(self._outage + OUTAGE_SECONDS - now)
-            self._tell(f"{service.name} ended: {reason}; Redis at {address} does not answer: waiting {left} at most")
+            self._report(f"{service.name} ended: {reason}; Redis at {address} does not answer: waiting {left} at most")
         if now - self._outage > OUTAGE_SECONDS:
             raise RunFailed(
                 f"Redis at {address} has not answered for {_duration(OUTAGE_SECONDS)}\nthe log is {service.log}"
@@ -166,18 +166,18 @@ class Supervisor:
         if self.redis is not None and (ending := self.redis.keep_up()) is not None:
             if not ending.started_again:
                 raise RunFailed(f"Redis: {ending.reason}\nits log is {ending.log}")
-            self._tell(f"Redis ended and is started again: {ending.reason} (its log is {ending.log})")
+            self._report(f"Redis ended and is started again: {ending.reason} (its log is {ending.log})")
 
     def _until_redis(self, stop: threading.Event) -> None:
         assert self.redis is not None
         deadline = self._clock() + self.redis.patience
-        told = False
+        reported = False
         while not stop.is_set() and (problem := self.redis.problem()) is not None:
             if problem.final or self._clock() > deadline:
                 raise RunFailed(problem.sentence)
-            if not told and self.redis.is_external:
-                told = True
-                self._tell(f"{problem.sentence}: waiting for it, for {_duration(self.redis.patience)} at most")
+            if not reported and self.redis.is_external:
+                reported = True
+                self._report(f"{problem.sentence}: waiting for it, for {_duration(self.redis.patience)} at most")
             stop.wait(0.05)
 
     def _budget(self) -> RestartBudget:

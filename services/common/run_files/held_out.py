@@ -32,7 +32,7 @@ class Score:
         return LABELS[self.name]
 
     @property
-    def tells(self) -> bool:
+    def is_telling(self) -> bool:
         """False where next to nothing was right, so that a fall would not show."""
         return self.value > TELLING * self.error
 

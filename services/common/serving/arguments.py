@@ -12,7 +12,7 @@ from services.common.config import Config, ConfigError, load_config
 from services.common.errors import InvalidData
 from services.common.exit_codes import CONFIGURATION
 from services.common.logs import configure_logs, get_logger
-from services.common.serving.signals import tell_stacks
+from services.common.serving.signals import dump_stacks_on_signal
 
 # A JSON list of overrides, applied before those of the command line: unlike arguments, others cannot read it.
 OVERRIDES_VARIABLE = "TRIVET_OVERRIDES"
@@ -22,7 +22,7 @@ ENDED = "ended"
 
 def parse_service_arguments(service: str, argv: list[str] | None = None) -> Config:
     """Reads --config, TRIVET_OVERRIDES and --set; leaves with status 2 and a sentence when they cannot be used."""
-    tell_stacks()
+    dump_stacks_on_signal()
     configure_logs(service, "")
     parser = argparse.ArgumentParser(prog=f"python -m services.{service}")
     parser.add_argument("--config", required=True, metavar="FILE", help="the run's YAML")

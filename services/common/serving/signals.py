@@ -31,7 +31,7 @@ def on_signals(react: Callable[[int], None], numbers: tuple[signal.Signals, ...]
         signal.signal(number, lambda caught, _: received.put(caught))
 
 
-def tell_stacks() -> None:
+def dump_stacks_on_signal() -> None:
     """From now on SIGUSR1 prints what every thread is doing to stderr: for a process that seems to hang."""
     faulthandler.register(signal.SIGUSR1, file=STDERR, all_threads=True)
 

@@ -86,14 +86,14 @@ class FsspecBlobs:
 
     def put(self, sample_id: str, data: bytes) -> tensor_pb2.BlobReference:
         reference = _reference(self._path(sample_id), data, self._config.max_bytes)
-        with _telling(reference.key, "written"), metrics.BLOB_SECONDS.labels("put").time():
+        with _naming(reference.key, "written"), metrics.BLOB_SECONDS.labels("put").time():
             self._files.pipe_file(reference.key, data)
         return reference
 
     def get(self, blob: Blob) -> bytes:
         key = self._own_key(blob)
         data: bytes | None = None
-        with _telling(key, "read"), metrics.BLOB_SECONDS.labels("get").time():
+        with _naming(key, "read"), metrics.BLOB_SECONDS.labels("get").time():
             try:
                 data = self._files.cat_file(key)
             except FileNotFoundError:
@@ -107,7 +107,7 @@ class FsspecBlobs:
     def delete(self, blobs: Iterable[Blob]) -> None:
         for key in _own_keys(blobs, self._own_key):
             try:
-                with _telling(key, "deleted"), suppress(FileNotFoundError):
+                with _naming(key, "deleted"), suppress(FileNotFoundError):
                     self._files.rm_file(key)
             except Unavailable as error:
                 log.warning("blobs left behind", first=key, error=str(error))
@@ -124,7 +124,7 @@ class FsspecBlobs:
 
 
 @contextmanager
-def _telling(key: str, done: str) -> Iterator[None]:
+def _naming(key: str, done: str) -> Iterator[None]:
     try:
         yield
     except InvalidData:

@@ -55,8 +55,8 @@ class ScorerPool:
             await self._processes.close()
             raise
         self.deterministic = words["deterministic"]
-        told = log.warning if words["missing"] else log.info
-        told("scorers_contained", user=self._processes.user, missing=words["missing"])
+        write = log.warning if words["missing"] else log.info
+        write("scorers_contained", user=self._processes.user, missing=words["missing"])
         self._idle.get_nowait()
         self._keepers = [
             asyncio.create_task(self._keep_one(process if slot == 0 else None)) for slot in range(self._workers)

@@ -78,7 +78,7 @@ class ScorerProcess:
             await self._kill_and_wait()
             raise ProcessDied(f"{error}; its process was killed") from error
         except (EOFError, OSError) as error:
-            raise ProcessDied(_told(await self._kill_and_wait())) from error
+            raise ProcessDied(_ending(await self._kill_and_wait())) from error
         except asyncio.CancelledError:
             self.kill()
             raise
@@ -130,7 +130,7 @@ class ScorerProcesses:
             await self.close()
             if words:
                 raise InvalidData(*words["problem"])
-            raise Unavailable("scorer_start", "the scorers' fork server did not come up; its output tells why")
+            raise Unavailable("scorer_start", "the scorers' fork server did not come up; its output says why")
         self.user = words["user"]
         self._listening = asyncio.create_task(self._listen())
 
@@ -209,7 +209,7 @@ class ScorerProcesses:
             self._control.shutdown(socket.SHUT_RDWR)
 
 
-def _told(status: int | None) -> str:
+def _ending(status: int | None) -> str:
     if status is None:
         return "its process ended with the fork server"
     if status >= 0:

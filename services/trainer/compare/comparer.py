@@ -64,7 +64,7 @@ def _compare(step: RecordedStep, configs: Sequence[Config]) -> ComparedStep:
 
 
 class Engines:
-    """The policy before the step, loaded once for all algorithms with the same kind of critic: none, a value head, a separate model."""
+    """The policy before the step, loaded once per kind of critic: none, a value head, a separate model."""
 
     def __init__(self, step: RecordedStep) -> None:
         self._step = step

@@ -161,8 +161,8 @@ STEP_GAUGES = (
     ),
 )
 
-# Told by another metric, and so in no gauge of their own.
-TOLD_ELSEWHERE = {
+# Reported by another metric, and so without a gauge of their own.
+REPORTED_ELSEWHERE = {
     "masked_fraction": "trivet_trainer_masked_sequences_ratio",
     "step_applied": "trivet_trainer_steps_skipped_total",
     "tokens": "trivet_trainer_tokens_total",
@@ -253,7 +253,7 @@ class ValueCollector(Collector):
             yield family
 
 
-STEP_VALUES = ValueCollector(STEP_GAUGES, skip=TOLD_ELSEWHERE, other=OTHER)
+STEP_VALUES = ValueCollector(STEP_GAUGES, skip=REPORTED_ELSEWHERE, other=OTHER)
 EVALUATION_VALUES = ValueCollector(EVALUATION_GAUGES)
 REGISTRY.register(STEP_VALUES)
 REGISTRY.register(EVALUATION_VALUES)

@@ -55,7 +55,7 @@ class CollapseGuard:
         lost = fallen(self._scores, settings.evaluation_share)
         reward = self._reward_reason()
         last = self._scores[-1]
-        if reward is not None and not best.tells:
+        if reward is not None and not best.is_telling:
             return reward
         if reward is not None and last.value < settings.evaluation_share * best.value:
             return f"{reward}, and {self._score_reason([last])}"

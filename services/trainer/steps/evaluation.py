@@ -75,11 +75,11 @@ class Evaluation:
         """
         if not self.groups:
             codes = Counter(code for code, _ in self.failures.values())
-            told = ", ".join(f"{count} × {code}" for code, count in codes.most_common())
+            listed = ", ".join(f"{count} × {code}" for code, count in codes.most_common())
             reason = next((reason for _, reason in self.failures.values()), "there were none")
             raise GaveUp(
                 "evaluation_empty",
-                f"all {len(self.failures)} groups of the evaluation failed ({told}); the first because {reason}",
+                f"all {len(self.failures)} groups of the evaluation failed ({listed}); the first because {reason}",
             )
         greedy = [scored for scored in self.groups.values() if scored.group.prompt.sampling.temperature == 0]
         sampled = [scored for scored in self.groups.values() if scored.group.prompt.sampling.temperature > 0]

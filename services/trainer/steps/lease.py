@@ -91,7 +91,7 @@ class Lease:
         Raises Unavailable ("run_taken") while another trainer of the run lives.
         """
         deadline = self._clock() + 1.5 * self._ttl
-        told = False
+        reported = False
         while not self._try():
             value = self._value()
             holder = Holder.parse(value)
@@ -100,8 +100,8 @@ class Lease:
                 continue
             if stop.is_set() or self._clock() > deadline or (holder is not None and holder.is_here):
                 raise Unavailable("run_taken", self._taken(holder))
-            if not told:
-                told = True
+            if not reported:
+                reported = True
                 log.info("waiting for the lease of another trainer", key=self._key, seconds=1.5 * self._ttl)
             stop.wait(LOOK_SECONDS)
         self._thread.start()

@@ -56,12 +56,12 @@ def _step_metrics(steps: Sequence[OptimizerStep]) -> StepMetrics:
 
 
 def _metrics(steps: Sequence[OptimizerStep], applied: Sequence[OptimizerStep]) -> StepMetrics:
-    told = [(step, step.metrics) for step in steps if step.metrics is not None]
-    if not told:
+    measured = [(step, step.metrics) for step in steps if step.metrics is not None]
+    if not measured:
         return {}
-    together = sum((metrics for _, metrics in told[1:]), start=told[0][1])
-    if len(told) > 1:
-        counted = [pair for pair in told if pair[0] in applied] or told
+    together = sum((metrics for _, metrics in measured[1:]), start=measured[0][1])
+    if len(measured) > 1:
+        counted = [pair for pair in measured if pair[0] in applied] or measured
         tokens = sum(step.tokens for step, _ in counted)
         together = replace(
             together,
@@ -74,8 +74,8 @@ def _metrics(steps: Sequence[OptimizerStep], applied: Sequence[OptimizerStep]) -
 
 
 def _compared(steps: Sequence[OptimizerStep]) -> StepMetrics:
-    told = [step.compared for step in steps if step.compared is not None]
-    return sum(told[1:], start=told[0]).values() if told else {}
+    measured = [step.compared for step in steps if step.compared is not None]
+    return sum(measured[1:], start=measured[0]).values() if measured else {}
 
 
 def _results(steps: Sequence[OptimizerStep], applied: Sequence[OptimizerStep]) -> StepMetrics:
@@ -90,8 +90,8 @@ def _results(steps: Sequence[OptimizerStep], applied: Sequence[OptimizerStep]) -
 
 
 def _masked(steps: Sequence[OptimizerStep]) -> StepMetrics:
-    told = [(step.masked, step.sequences) for step in steps if step.masked is not None]
-    if len(told) == 1:
-        return {"masked_sequence_ratio": told[0][0]}
-    sequences = sum(size for _, size in told)
-    return {"masked_sequence_ratio": sum(share * size for share, size in told) / sequences} if told else {}
+    measured = [(step.masked, step.sequences) for step in steps if step.masked is not None]
+    if len(measured) == 1:
+        return {"masked_sequence_ratio": measured[0][0]}
+    sequences = sum(size for _, size in measured)
+    return {"masked_sequence_ratio": sum(share * size for share, size in measured) / sequences} if measured else {}

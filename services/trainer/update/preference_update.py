@@ -119,15 +119,15 @@ class PreferenceUpdater:
         result = self._engine.step()
         skipped = check.shared() or (None if result.applied else check.gradient())
         # A rank whose forward was not finite has no metrics, and every rank knows that now.
-        told = skipped is None or skipped.reason != "forward"
+        complete = skipped is None or skipped.reason != "forward"
         return OptimizerStep(
             tokens=sum(len(sample.token_ids) for pair in pairs for sample in (pair.chosen, pair.rejected)),
             sequences=2 * len(pairs),
             skipped=skipped,
             result=result,
-            metrics=total.reduce(self._engine.all_reduce) if total is not None and told else None,
+            metrics=total.reduce(self._engine.all_reduce) if total is not None and complete else None,
             compared=compare_with_sampler(measured, self._engine)
-            if told and self._config.data.preferences is None
+            if complete and self._config.data.preferences is None
             else None,
         )
 

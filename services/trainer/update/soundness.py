@@ -9,7 +9,7 @@ from services.trainer.metrics import counters
 from services.trainer.metrics.step_metrics import StepMetrics
 from services.trainer.update.non_finite import Skipped
 
-SAMPLES_TOLD = 8
+SAMPLES_NAMED = 8
 
 log = get_logger(__name__)
 
@@ -26,7 +26,7 @@ class Soundness:
         """Of the step that was just trained: True where its weights are fit to be published. Collective."""
         for each in skipped:
             counters.STEPS_SKIPPED.labels(each.reason).inc()
-            log.warning("step skipped: a number was not finite", reason=each.reason, samples=told(each))
+            log.warning("step skipped: a number was not finite", reason=each.reason, samples=named_samples(each))
             self._last = each
         if metrics["step_applied"]:
             self._skipped_in_a_row = 0
@@ -51,11 +51,11 @@ class Soundness:
                 "too_many_skipped_steps",
                 f"{self._skipped_in_a_row} steps in a row changed nothing because a number was not finite, at most "
                 f"{self._max_skipped} allowed (trainer.max_skipped_steps); in the last one the {self._last.reason} of "
-                f"{', '.join(told(self._last))}; {saved}",
+                f"{', '.join(named_samples(self._last))}; {saved}",
             )
 
 
-def told(skipped: Skipped) -> list[str]:
+def named_samples(skipped: Skipped) -> list[str]:
     """The first few of its samples; steps.jsonl has all."""
-    more = len(skipped.samples) - SAMPLES_TOLD
-    return [*skipped.samples[:SAMPLES_TOLD], *([f"and {more} more"] if more > 0 else [])]
+    more = len(skipped.samples) - SAMPLES_NAMED
+    return [*skipped.samples[:SAMPLES_NAMED], *([f"and {more} more"] if more > 0 else [])]

@@ -87,7 +87,7 @@ class BroadcastChannel:
         if communicator is None:
             raise Unavailable("aborted", "the transfer group is gone")
         update.if_one_fails(communicator.abort)
-        update.tell(lambda _: Request(part=rollout_pb2.TransferPart(first=0, count=len(self._tensors))))
+        update.send(lambda _: Request(part=rollout_pb2.TransferPart(first=0, count=len(self._tensors))))
         buffer = torch.empty(max(part.bytes for part in self._parts), dtype=torch.uint8, device=self._device)
         for part in self._parts:
             # On one stream: the next part is copied into the buffer only after this one left it.
@@ -135,7 +135,7 @@ class BufferChannel:
         for part in self._parts:
             fill(buffer, part, tensors, self._tensors)
             self._synchronize()
-            update.tell(lambda member, part=part: _buffer_request(part, exported[member.name]))  # type: ignore[misc]
+            update.send(lambda member, part=part: _buffer_request(part, exported[member.name]))  # type: ignore[misc]
             update.expect(rollout_pb2.TRANSFER_STAGE_LOADED)
 
     def close(self) -> None:

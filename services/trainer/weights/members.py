@@ -90,7 +90,7 @@ class MemberUpdate:
     def __init__(self, member: Member, call: Any, requests: "queue.SimpleQueue[Request | None]") -> None:
         self.member, self._call, self._requests = member, call, requests
 
-    def tell(self, request: Request) -> None:
+    def send(self, request: Request) -> None:
         self._requests.put(request)
         if request.HasField("finish"):
             self._requests.put(None)
@@ -132,9 +132,9 @@ class GroupUpdate:
         """Those that have not failed."""
         return [call.member for call in self._calls]
 
-    def tell(self, request: Callable[[Member], Request]) -> None:
+    def send(self, request: Callable[[Member], Request]) -> None:
         for call in self._calls:
-            call.tell(request(call.member))
+            call.send(request(call.member))
 
     def expect(self, stage: rollout_pb2.TransferStage) -> None:
         """Raises Unavailable when nobody is left, and in a collective when one fails."""

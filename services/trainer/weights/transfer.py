@@ -46,7 +46,7 @@ class WeightTransfer:
         self._channel: Channel | None = None
         self._members: list[Member] = []
         self._wanted: set[tuple[str, str]] = set()
-        self._told: set[tuple[str, str]] = set()
+        self._reported: set[tuple[str, str]] = set()
         self._failures = self._pause = 0
 
     @property
@@ -107,16 +107,16 @@ class WeightTransfer:
         update: GroupUpdate,
     ) -> None:
         begin = rollout_pb2.TransferBegin(group=self._group, weights=weights, tensors=self._tensors)
-        update.tell(lambda _: Request(begin=begin))
+        update.send(lambda _: Request(begin=begin))
         update.expect(rollout_pb2.TRANSFER_STAGE_READY)
         channel.send(tensors, update)
-        update.tell(lambda _: Request(finish=rollout_pb2.TransferFinish()))
+        update.send(lambda _: Request(finish=rollout_pb2.TransferFinish()))
         update.expect(rollout_pb2.TRANSFER_STAGE_FINISHED)
 
     def _is_able(self, entry: rollout_pb2.RegisteredRollout) -> bool:
         reason = self._unsuitable(entry)
-        if reason is not None and not self._told & _keys([entry]):
-            self._told |= _keys([entry])
+        if reason is not None and not self._reported & _keys([entry]):
+            self._reported |= _keys([entry])
             counters.TRANSFER_FAILURES.labels("unsuitable").inc()
             log.warning("rollout gets its weights from disk", rollout=entry.rollout_id, reason=reason)
         return reason is None

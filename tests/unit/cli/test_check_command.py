@@ -195,7 +195,7 @@ def test_missing_rows_are_found_though_the_model_is_missing_too(tree):
     assert "data.train.path is '/no/such.jsonl'" in found[1]
 
 
-def test_a_run_without_findings_is_told_so(tree, tmp_path):
+def test_a_run_without_findings_is_reported_so(tree, tmp_path):
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(tree), encoding="utf-8")
     ended = CliRunner().invoke(app, ["check", str(tmp_path / "run.yaml")])
     assert ended.exit_code == 0, ended.output
@@ -210,7 +210,7 @@ def test_a_check_that_fails_itself_is_a_finding(tree, monkeypatch):
 
 
 @pytest.mark.parametrize(("stops", "told"), [(None, True), (3, True), (1, False), ([7, 1], False)])
-def test_a_turn_at_whose_end_the_sampler_goes_on_is_a_doubt(tree, model, tmp_path, stops, told):
+def test_a_turn_at_whose_end_the_sampler_continues_is_a_doubt(tree, model, tmp_path, stops, told):
     """As with a base model whose tokenizer has a chat template; the quickstart ends turns with token 1."""
     import shutil
 

@@ -129,7 +129,7 @@ def test_a_rollout_that_is_gone_holds_nobody_up(token_file: str) -> None:
     assert "UNAVAILABLE" in ended.stderr
 
 
-def test_a_wrong_token_is_told(serve: Any, tmp_path: Path) -> None:
+def test_a_wrong_token_is_reported(serve: Any, tmp_path: Path) -> None:
     rollout = Rollout(polls=0)
     served = serve(lambda server: rollout_pb2_grpc.add_RolloutServiceServicer_to_server(rollout, server))
     (tmp_path / "wrong").write_text("another-token-altogether")

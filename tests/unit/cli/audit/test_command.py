@@ -85,7 +85,7 @@ def test_a_good_report_passes_whatever_is_lost_without_replay() -> None:
         (mismatch(agreement=(1.0, 0.9)), "routing agreement is down to 0.9000 in MoE layers [1]"),
     ],
 )
-def test_each_threshold_is_told_with_value_and_limit(row: Mismatch, said: str) -> None:
+def test_each_threshold_is_reported_with_value_and_limit(row: Mismatch, said: str) -> None:
     (sentence,) = failures(only(row), STRICT)
     assert said in sentence
 

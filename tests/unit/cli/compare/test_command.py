@@ -58,7 +58,7 @@ def test_each_algorithm_is_a_run_of_its_own_from_the_same_start(config_file):
     assert {run.config.run.seed for run in runs} == {3}
 
 
-def test_a_setting_that_one_of_them_refuses_is_told_before_any_trains(config_file, monkeypatch):
+def test_a_setting_that_one_of_them_refuses_is_reported_before_any_trains(config_file, monkeypatch):
     monkeypatch.setattr(command, "train", lambda *_: pytest.fail("nothing may train"))
     result = CliRunner().invoke(
         app, ["compare", "--algorithms", "grpo,gspo", "--train", str(config_file), "--set-for", "gspo:trainer.steps=0"]
@@ -76,7 +76,7 @@ def test_a_setting_that_one_of_them_refuses_is_told_before_any_trains(config_fil
         (["--algorithms", ",", "runs/a"], "expected different names"),
     ],
 )
-def test_wrong_usage_is_told(arguments, told):
+def test_wrong_usage_is_reported(arguments, told):
     result = CliRunner().invoke(app, ["compare", *arguments])
     assert result.exit_code == 2
     assert told in result.output

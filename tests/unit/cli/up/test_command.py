@@ -85,7 +85,7 @@ def up(config_file: Path, *arguments: str):
     return CliRunner().invoke(app, ["up", str(config_file), *arguments])
 
 
-def test_a_finished_run_is_told_and_nothing_is_started(config_file, run, supervised):
+def test_a_finished_run_is_reported_and_nothing_is_started(config_file, run, supervised):
     train(run)
     ended = up(config_file)
     assert ended.exit_code == 0, ended.output

@@ -45,7 +45,7 @@ def test_the_panel_shows_what_one_wants_to_know():
     assert "train 321, sample 1234" in text
 
 
-def test_a_run_with_nothing_to_learn_is_told():
+def test_a_run_with_nothing_to_learn_is_reported():
     for steps, told in ((4.0, False), (5.0, True), (60.0, True)):
         seen = observation()
         seen.trainer.metrics["steps_without_signal"] = steps
@@ -56,7 +56,7 @@ def test_a_run_with_nothing_to_learn_is_told():
             assert (f"nothing to learn in the last {steps:.0f} steps" in text) == told
 
 
-def test_a_trainer_that_starts_is_told():
+def test_a_trainer_that_starts_is_reported():
     assert "starting" in rendered(Observation())
 
 
@@ -69,7 +69,7 @@ def test_without_a_terminal_each_step_is_one_line():
     assert [line.split()[1] for line in lines] == ["1/10", "2/10"]
 
 
-def test_without_a_terminal_what_is_awaited_before_the_first_step_is_told_once():
+def test_without_a_terminal_what_is_awaited_before_the_first_step_is_reported_once():
     console = Console(file=StringIO(), width=300)
     evaluating = observation()
     evaluating.trainer.metrics.clear()

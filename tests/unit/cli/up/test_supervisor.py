@@ -36,7 +36,7 @@ def fails(status: int, reason: str = "the reason") -> str:
 
 
 class Watched:
-    """A supervisor of processes that stand for services, and what it has told."""
+    """A supervisor of processes that stand for services, and what it has reported."""
 
     def __init__(self, tmp_path: Path, **sections) -> None:
         tree = {
@@ -47,11 +47,11 @@ class Watched:
             "redis": {"url": f"redis://user:a-password@127.0.0.1:{free_port()}/0", "retry_seconds": 0.5},
             **sections,
         }
-        self.now, self.told = 1000.0, []
+        self.now, self.reports = 1000.0, []
         self.path = tmp_path
         (tmp_path / "watched").mkdir(exist_ok=True)
         self.supervisor = Supervisor(
-            parse_config(tree), tmp_path / "run.yaml", [], tell=self.told.append, clock=lambda: self.now
+            parse_config(tree), tmp_path / "run.yaml", [], report=self.reports.append, clock=lambda: self.now
         )
 
     def add(self, name: str, code: str) -> ServiceProcess:
@@ -86,24 +86,26 @@ def test_what_no_restart_mends_is_not_restarted_and_the_reason_is_one_sentence(t
     assert str(failed.value) == f"trainer: the reason\nits log is {tmp_path / 'trainer.log'}"
     assert failed.value.status == status
     assert trainer.restarts.left == 1
-    assert watched.told == []
+    assert watched.reports == []
 
 
-def test_restarts_are_told_and_their_rate_is_bounded(tmp_path):
+def test_restarts_are_reported_and_their_rate_is_bounded(tmp_path):
     watched = Watched(tmp_path, **PAIRS)
     trainer = watched.add("trainer", fails(FAILED))
     for at in (1000.0, 1100.0):
         watched.now = at
         until_ended(trainer)
         assert not watched.supervisor.finished()
-    assert [line.partition(" (")[0] for line in watched.told] == ["trainer ended and is started again: the reason"] * 2
+    assert [line.partition(" (")[0] for line in watched.reports] == [
+        "trainer ended and is started again: the reason"
+    ] * 2
     watched.now = 1150.0
     until_ended(trainer)
     with pytest.raises(RunFailed, match=r"^trainer: the reason\n.*1 restarts within 100 s are used up"):
         watched.supervisor.finished()
 
 
-def test_a_full_disk_is_told_before_a_librarys_words_for_it(tmp_path, monkeypatch):
+def test_a_full_disk_is_reported_before_a_librarys_words_for_it(tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=4096))
     watched = Watched(tmp_path, **PAIRS)
     run = watched.supervisor._config.run.path
@@ -116,7 +118,7 @@ def test_a_full_disk_is_told_before_a_librarys_words_for_it(tmp_path, monkeypatc
         watched.supervisor.finished()
         watched.supervisor.services.clear()
         trainer.kill()
-        assert told in watched.told[-1]
+        assert told in watched.reports[-1]
 
 
 def test_the_end_is_the_end(tmp_path):
@@ -144,7 +146,7 @@ def test_a_stop_waits_for_the_trainers_checkpoint_and_ends_the_rollouts_only_the
     assert trainer.exit_code() == 3
     assert trainer.last_lines().endswith("saved")
     assert rollout.exit_code() == -9
-    (line,) = watched.told
+    (line,) = watched.reports
     assert "finishing the step" in line
     assert "for 10 min at most (trainer.stop_timeout_seconds); Ctrl-C again ends now" in line
 
@@ -186,12 +188,12 @@ def test_what_ends_while_redis_is_away_is_started_again_when_it_is_back_and_none
     server.stop(30)
     for _ in range(3):
         assert not watched.supervisor.finished()
-    assert len(watched.told) == 3
-    assert "does not answer: waiting 30 min at most" in watched.told[0]
+    assert len(watched.reports) == 3
+    assert "does not answer: waiting 30 min at most" in watched.reports[0]
     watched.now += 62
     server.start()
     assert not watched.supervisor.finished()
-    assert watched.told[3:] == [f"{process.name} is started again: Redis answers" for process in ended]
+    assert watched.reports[3:] == [f"{process.name} is started again: Redis answers" for process in ended]
     assert [process.restarts.left for process in ended] == [1, 1, 1]
     for process in ended:
         process.kill()
@@ -206,18 +208,18 @@ def test_a_redis_that_stays_away_ends_the_run(tmp_path):
         watched.supervisor.finished()
 
 
-def test_a_wrong_redis_url_is_told_at_once_without_the_password(tmp_path):
+def test_a_wrong_redis_url_is_reported_at_once_without_the_password(tmp_path):
     watched = Watched(tmp_path)
 
     def pass_time() -> None:
-        while not watched.told:
+        while not watched.reports:
             time.sleep(0.01)
         watched.now += 1
 
     threading.Thread(target=pass_time).start()
     with pytest.raises(RunFailed, match=r"Redis at redis://\*\*\*@127.0.0.1:\d+/0 \(redis.url\) does not answer"):
         watched.supervisor.start(NEVER)
-    (line,) = watched.told
+    (line,) = watched.reports
     assert "(redis.url) does not answer" in line
     assert "a-password" not in line
     assert watched.supervisor.services == []

@@ -30,7 +30,7 @@ def test_overrides_are_yaml(tree):
     assert not config.rl_stability.consistency.keep_routing
 
 
-def test_all_combinations_that_cannot_work_are_told_at_once():
+def test_all_combinations_that_cannot_work_are_reported_at_once():
     overrides = ["sampling.group_size=1", "trainer.minibatches=5", "rollout.server.host=0.0.0.0"]
     with pytest.raises(ConfigError) as refusal:
         load_config(QUICKSTART, overrides)

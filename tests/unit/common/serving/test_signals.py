@@ -40,7 +40,7 @@ def test_no_signal_blocks_the_thread_that_waits():
 
 def test_usr1_prints_what_every_thread_does():
     program = (
-        "import threading; from services.common.serving.signals import tell_stacks; tell_stacks();"
+        "import threading; from services.common.serving.signals import dump_stacks_on_signal; dump_stacks_on_signal();"
         "threading.Thread(target=lambda: print('ready', flush=True) or input(), daemon=True).start();"
         "threading.Event().wait(60)"
     )

@@ -40,7 +40,7 @@ class Store:
         return self.work()
 
 
-async def test_an_outage_is_waited_for_told_once_and_forgotten(monkeypatch):
+async def test_an_outage_is_waited_for_reported_once_and_forgotten(monkeypatch):
     monkeypatch.setattr(module, "FIRST_SECONDS", 0.01)
     outages, before = Outages(limit_seconds=10), counted("store_full")
     stores = [Store([Outage("store_full", "no space left")] * 3) for _ in range(4)]

@@ -50,7 +50,7 @@ def test_dead_letters_are_counted_over_what_was_read_of_them(redis_client, redis
     assert registry_of(redis_config).get_sample_value("trivet_run_dead_letters_total") == 2
 
 
-def test_memory_is_told_with_its_limit(redis_client, redis_config):
+def test_memory_is_reported_with_its_limit(redis_client, redis_config):
     values = registry_of(redis_config).get_sample_value
     used = values("trivet_redis_memory_used_bytes")
     assert 0 < used < values("trivet_redis_memory_limit_bytes")

@@ -104,7 +104,7 @@ def test_a_row_that_cannot_be_used_is_named_by_file_line_and_column(tmp_path, ro
         load(train=write(tmp_path / "other.jsonl", GOOD), validation=source)
 
 
-def test_of_many_rows_that_cannot_be_used_the_first_is_told_and_the_others_counted(tmp_path):
+def test_of_many_rows_that_cannot_be_used_the_first_is_reported_and_the_others_counted(tmp_path):
     rows = [*GOOD, {"prompt": ""}, *GOOD, {"prompt": None}, {"prompt": "\ud83d"}]
     with pytest.raises(InvalidData, match=r"line 3: prompt is '', .*; 2 more rows cannot be used, .*d.jsonl line 6"):
         load(train=write(tmp_path / "d.jsonl", rows))

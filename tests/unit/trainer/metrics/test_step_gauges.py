@@ -14,8 +14,8 @@ from services.trainer.metrics.step_gauges import (
     EVALUATION_GAUGES,
     OTHER,
     OTHER_VALUES_KEPT,
+    REPORTED_ELSEWHERE,
     STEP_GAUGES,
-    TOLD_ELSEWHERE,
     ValueCollector,
 )
 from services.trainer.model.policy import Policy
@@ -25,7 +25,7 @@ from services.trainer.update.reference import Reference
 from tests.support.model_families import make_model, make_samples
 from tests.support.plain_engine import PlainEngine, update_configuration
 
-KNOWN = {value for gauge in STEP_GAUGES for value in gauge.values} | TOLD_ELSEWHERE.keys()
+KNOWN = {value for gauge in STEP_GAUGES for value in gauge.values} | REPORTED_ELSEWHERE.keys()
 STABILITY = {
     "unbiased_kl": {"enabled": True, "coef": 0.01},
     "sequence_masking": {"enabled": True},
@@ -34,7 +34,7 @@ STABILITY = {
 
 
 def collector() -> tuple[ValueCollector, CollectorRegistry]:
-    made = ValueCollector(STEP_GAUGES, skip=TOLD_ELSEWHERE, other=OTHER)
+    made = ValueCollector(STEP_GAUGES, skip=REPORTED_ELSEWHERE, other=OTHER)
     registry = CollectorRegistry()
     registry.register(made)
     return made, registry
@@ -70,10 +70,10 @@ def test_everything_that_a_step_on_preferences_reports_has_its_metric():
     assert held_out - {value for gauge in EVALUATION_GAUGES for value in gauge.values} == set()
 
 
-def test_every_phase_of_the_loop_is_told_by_the_histogram():
+def test_every_phase_of_the_loop_is_reported_by_the_histogram():
     phases = set(loop_phases())
     assert {"wait", "train", "publish", "checkpoint", "evaluate"} <= phases
-    assert {f"{phase}_seconds" for phase in phases} <= TOLD_ELSEWHERE.keys()
+    assert {f"{phase}_seconds" for phase in phases} <= REPORTED_ELSEWHERE.keys()
     assert set(summary.STEP_PHASES) <= phases
 
 
@@ -85,7 +85,7 @@ def loop_phases() -> list[str]:
 def test_a_value_is_in_one_metric_only():
     named = [value for gauge in STEP_GAUGES for value in gauge.values]
     assert len(named) == len(set(named))
-    assert set(named).isdisjoint(TOLD_ELSEWHERE)
+    assert set(named).isdisjoint(REPORTED_ELSEWHERE)
 
 
 def test_only_the_last_steps_values_have_series():

@@ -106,7 +106,7 @@ def test_a_damaged_recording_does_not_keep_the_run_from_recording(tmp_path):
     assert sorted(path.name for path in (run / "recorded").iterdir()) == [f"step-00000{n}" for n in (2, 3, 4)]
 
 
-def test_missing_steps_are_told_with_those_there_are(run, tmp_path):
+def test_missing_steps_are_reported_with_those_there_are(run, tmp_path):
     with pytest.raises(InvalidData, match=r"step 9 .* is not recorded, expected one of \[1, 2, 3\]"):
         recorded_step(run, 9)
     with pytest.raises(InvalidData, match=r"has no recorded steps, expected some \(trainer\.recording\.every\)"):

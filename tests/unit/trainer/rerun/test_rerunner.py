@@ -74,7 +74,7 @@ def test_values_are_compared_by_their_bits():
     assert pairs["new"].recorded is None
 
 
-def test_what_changed_since_is_told():
+def test_what_changed_since_is_reported():
     before, now = {"torch": "2.13", "code": "a", "reference": "f"}, {"torch": "2.14", "code": "a", "threads": "1"}
     assert list(changes(before, now)) == [
         "reference is none, recorded with f",

@@ -56,7 +56,7 @@ def test_a_trainer_on_gpus_takes_part(transfer, ranks):
         ([], "it runs on a CPU", "it runs on a CPU"),
     ],
 )
-def test_whose_memory_cannot_be_reached_is_told(devices, nccl, ipc):
+def test_whose_memory_cannot_be_reached_is_reported(devices, nccl, ipc):
     entry = rollout_pb2.RegisteredRollout(rollout_id="r", devices=devices)
     for transfer, expected in (("nccl", nccl), ("ipc", ipc)):
         reason = why_unsuitable(entry, transfer, "GPU-a")

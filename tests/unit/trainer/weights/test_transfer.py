@@ -351,7 +351,7 @@ def test_a_rollout_without_the_token_is_counted(registry, rollouts):
     assert failures("refused") == before + 1
 
 
-def test_an_unsuitable_rollout_is_told_of_once_and_gets_its_weights_from_disk(registry, rollouts, broadcasts):
+def test_an_unsuitable_rollout_is_reported_once_and_gets_its_weights_from_disk(registry, rollouts, broadcasts):
     def open_channel():
         return BroadcastChannel(
             TENSORS, BUFFER, CPU, new_unique_id=lambda: b"u" * 128, open_communicator=broadcasts.open
