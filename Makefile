@@ -68,7 +68,7 @@ format: install
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# Writes the typed stubs beside the .proto files.
+# Writes the typed stubs next to the .proto files.
 proto: install
 	$(BIN)/python -m grpc_tools.protoc -I proto --python_out=proto --pyi_out=proto $(PROTOS)
 	$(BIN)/python -m grpc_tools.protoc -I proto --grpc_python_out=proto --mypy_grpc_out=proto $(SERVICE_PROTOS)

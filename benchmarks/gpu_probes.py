@@ -177,7 +177,7 @@ async def under_way(engine: Any) -> "asyncio.Task[list[Any]]":
 
 
 def count_mixed(samples: list[Any]) -> int:
-    """How many began under version 0 and went on under version 1; raises when none did."""
+    """How many began under version 0 and continued under version 1; raises if none did."""
     mixed = [sample for sample in samples if [span.version for span in sample.spans] == [0, 1]]
     if not mixed:
         raise RuntimeError("no sample was under way when the weights changed, expected two versions in one")

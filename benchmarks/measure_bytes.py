@@ -170,7 +170,7 @@ def scored_group(
 
 
 def order_bytes(order: step_pb2.StepOrder) -> dict[str, float]:
-    """Bytes for each completion token, by part, of a step that was recorded; the mean candidate set beside them."""
+    """Bytes per completion token of a recorded step, by part, and the mean size of the candidate sets."""
     parts = dict.fromkeys(("entry", "routing_raw", "routing", "candidates", "replay", "candidates_mean"), 0.0)
     parts["entry"] = float(sum(scored.ByteSize() for scored in order.groups))
     positions = sum(len(sample.token_ids) for scored in order.groups for sample in scored.group.samples)

@@ -5,7 +5,7 @@ FINISHED = 0
 FAILED = 1
 # Only while starting: the configuration, the data or the model cannot be used.
 CONFIGURATION = 2
-# Asked to stop; a checkpoint is left to go on from.
+# Asked to stop; there is a checkpoint to resume from.
 STOPPED = 3
 # The run cannot be saved by a restart: it diverged, or lost too many groups.
 GAVE_UP = 4

@@ -1,4 +1,4 @@
-"""Metrics of what the services share. Each service defines its own beside its code; docs/metrics.md lists all."""
+"""Metrics that the services share. Each service defines its own in its code; docs/metrics.md lists all."""
 
 from prometheus_client import Counter, Histogram
 

@@ -138,7 +138,7 @@ def main() -> None:
     configure_logs("reward", config.run.name)
     EXPOSITION.configure("reward", config.run.name)
     # The runner is not closed and sys.exit not called: both would wait for every thread, and one may be waiting
-    # for a Redis that is gone. Scorer processes end with this one.
+    # for a Redis that does not answer. Scorer processes end with this one.
     status = asyncio.Runner().run(serve(config))
     sys.stderr.flush()
     os._exit(status)

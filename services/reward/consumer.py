@@ -106,5 +106,5 @@ class RewardWorker:
             await self._in_thread(self._samples.touch, held)
 
     async def _in_thread(self, work: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
-        """Over an outage, too. The groups at hand are touched meanwhile, so that nobody claims them."""
+        """Over an outage, too. The current groups are touched meanwhile, so that nobody claims them."""
         return await self._outages.ride_out(lambda: asyncio.to_thread(work, *args, **options))

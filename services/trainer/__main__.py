@@ -110,7 +110,7 @@ def _rank_zero(
     controls: Controls,
     lease: Lease | None,
 ) -> bool:
-    """Rank 0: the same loop, with a server beside it and, where answers are sampled, Redis behind it."""
+    """Rank 0: the same loop, with a server and, if answers are sampled, a connection to Redis."""
     status = Status(config.run.name, config.trainer.steps)
     observe_start(config, controls)
     server = BackgroundServer(

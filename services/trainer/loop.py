@@ -90,7 +90,7 @@ class TrainingLoop:
     def run(self) -> bool:
         """True when the last step is done, False when it was asked to stop before.
 
-        Raises ConfigError for a checkpoint or a policy that cannot be gone on from, GaveUp where no further step can
+        Raises ConfigError for a checkpoint or a policy that the run cannot resume from, GaveUp when no further step can
         help, and TrivetError.
         """
         with starting():

@@ -33,7 +33,7 @@ class AuditFailed(Exception):
 def own_rollout(config: Config, config_file: Path, overrides: Sequence[str], deadline: float) -> Iterator[str]:
     """The address of a rollout that samples with model.path, ended with the block.
 
-    Its Redis is empty and its own, whatever the configuration says: it must not take prompts of a run that goes on.
+    Its Redis is empty and its own, whatever the configuration says: it must not take the prompts of a running run.
     Raises AuditFailed when it does not serve before the monotonic time `deadline`.
     """
     with tempfile.TemporaryDirectory(prefix="trivet-audit-") as directory:

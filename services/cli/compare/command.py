@@ -52,10 +52,10 @@ def compare(
         typer.Option("--set-for", metavar="ALGORITHM:SECTION.KEY=VALUE", help="override for one of them; repeatable"),
     ] = None,
     fresh: Annotated[
-        bool, typer.Option(help="with --train: forget earlier runs of these names instead of going on with them")
+        bool, typer.Option(help="with --train: discard earlier runs of these names instead of resuming them")
     ] = False,
     output: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="the picture; the numbers go beside it, as JSON")
+        Path | None, typer.Option(metavar="FILE", help="the picture; the numbers go into a JSON file next to it")
     ] = None,
     timeout: Annotated[float, typer.Option(min=1, help="with RUN: seconds for all steps")] = 3600,
 ) -> None:

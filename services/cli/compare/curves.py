@@ -1,4 +1,4 @@
-"""Learning curves of several runs in one picture, and a table beside it."""
+"""Learning curves of several runs in one picture, and a table."""
 
 import statistics
 from collections.abc import Mapping, Sequence

@@ -36,7 +36,7 @@ def rerun(
     run: Annotated[Path, typer.Argument(help="the run's directory, such as runs/quickstart")],
     step: Annotated[int, typer.Argument(min=1, help="the recorded step")],
     through: Annotated[
-        int | None, typer.Option(metavar="STEP", help="go on through recorded steps up to this one")
+        int | None, typer.Option(metavar="STEP", help="continue through the recorded steps up to this one")
     ] = None,
     overrides: Overrides = None,
     tolerance: Annotated[

@@ -68,7 +68,7 @@ class ServiceProcess:
         return True
 
     def start_again(self) -> None:
-        # What the dead process started must not go on beside its successor.
+        # What the dead process started must not keep running next to its successor.
         self.kill()
         self.start()
 

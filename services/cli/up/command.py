@@ -42,11 +42,9 @@ POLL_SECONDS = 0.2
 def up(
     config_file: ConfigFile,
     overrides: Overrides = None,
-    fresh: Annotated[
-        bool, typer.Option(help="forget an earlier run of the same name instead of going on with it")
-    ] = False,
+    fresh: Annotated[bool, typer.Option(help="discard an earlier run of the same name instead of resuming it")] = False,
 ) -> None:
-    """Run rollouts, rewards and trainer on this machine; Ctrl-C leaves a checkpoint to go on from."""
+    """Run rollouts, rewards and trainer on this machine; Ctrl-C leaves a checkpoint to resume from."""
     console = plain_console()
     settings = all_overrides(overrides)
     config = load(console, config_file, settings)
@@ -144,7 +142,7 @@ def _report_finished(console: Console, config: Config) -> None:
     say(
         console,
         f"run {config.run.name} is finished: its checkpoint holds step {saved.step}, and trainer.steps is "
-        f"{config.trainer.steps}. Raise trainer.steps to go on, or start anew with --fresh",
+        f"{config.trainer.steps}. Raise trainer.steps to continue, or start over with --fresh",
     )
 
 

@@ -46,7 +46,7 @@ class View:
 
 
 def awaited_line(seen: Observation) -> str:
-    """What goes on before the first step, which may take minutes."""
+    """What happens before the first step, which may take minutes."""
     state = "starting" if seen.trainer is None else _state(seen.trainer)
     # Where pairs of a file are learnt from, there are neither queues nor rollouts.
     if seen.trainer is None or seen.rollouts or not seen.depths:

@@ -31,7 +31,7 @@ def is_finished(config: Config) -> bool:
 
 
 def _read(path: Path) -> SavedStep | None:
-    """None for what the trainer could not go on from either."""
+    """None for what the trainer could not resume from either."""
     try:
         state = json.loads((path / "trainer.json").read_text(encoding="utf-8"))
         return SavedStep(int(state["step"]), float(state["saved_at"]), path)

@@ -26,7 +26,7 @@ OUTAGE_SECONDS = 1800.0
 
 
 class RunFailed(Exception):
-    """The run cannot go on; the message says in one sentence why, and in a second line where the log is.
+    """The run cannot continue: the message's first line says why, the second where the log is.
 
     `status` is 2 or 4 (exit_codes) where starting it again as it is would end the same way, and else 1.
     """

@@ -30,7 +30,7 @@ def is_loopback(host: str) -> bool:
 
 
 def from_this_machine(host: str) -> str:
-    """By which a process beside it reaches a server that listens on `host`."""
+    """The address at which a process on the same machine reaches a server that listens on `host`."""
     return EVERY_ADDRESS.get(host, host)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from services.common.config import PreferenceSourceConfig, SourceConfig
 from services.common.errors import InvalidData, Unavailable
 
-# The prompt, or all columns beside it: the reward service refuses more.
+# The prompt, or all other columns together: the reward service refuses more.
 MAX_TEXT_BYTES = 4 * 2**20
 
 AnySource = SourceConfig | PreferenceSourceConfig
@@ -39,7 +39,7 @@ def read_rows(source: AnySource, key: str, most: int | None = None) -> Iterator[
 
 
 def metadata(row: Row, prompt_field: str) -> tuple[str, frozenset[str]]:
-    """All columns beside the prompt as JSON for the scorer, and the names of those that JSON cannot hold.
+    """All other columns as JSON for the scorer, and the names of those that JSON cannot hold.
 
     Dates become ISO text, and numbers that are not finite null, as missing ones: not every column is for a scorer.
     """

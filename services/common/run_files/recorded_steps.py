@@ -149,7 +149,7 @@ def consecutive_steps(run: Path, first: int, last: int) -> list[RecordedStep]:
             raise InvalidData(
                 "recording_broken",
                 f"recorded step {after.record.step} of {run} does not start from what step {before.record.step} ended "
-                "with: replay each of the two by itself",
+                "with: rerun each of the two by itself",
             )
     return steps
 

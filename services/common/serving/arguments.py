@@ -48,7 +48,7 @@ def overrides_environment(overrides: Sequence[str]) -> dict[str, str]:
 
 
 def report_end(status: int, reason: str, **details: object) -> int:
-    """The line that tells why a service fails, in one sentence; returns `status`."""
+    """Logs in one sentence why a service fails; returns `status`."""
     get_logger(__name__).error(ENDED, exit_code=status, reason=reason, **details)
     return status
 

@@ -1,4 +1,4 @@
-"""Replay data beside the streams: in Redis, or in any fsspec store."""
+"""Replay data, outside the streams: in Redis, or in any fsspec store."""
 
 import errno
 import os
@@ -36,7 +36,7 @@ class BlobStore(Protocol):
         sample's own blob), or Outage when the store does not answer."""
 
     def delete(self, blobs: Iterable[Blob]) -> None:
-        """Those already gone are passed over. Foreign ones are left alone, and counted; so are all where the store
+        """Missing ones are skipped. Foreign ones are left alone, and counted; so are all where the store
         does not answer."""
 
 
@@ -182,7 +182,7 @@ def _corrupt(key: str, error: Exception) -> InvalidData:
 def _checked(reference: tensor_pb2.BlobReference, data: bytes | None) -> bytes:
     if data is None:
         metrics.BLOB_FAILURES.labels("blob_missing").inc()
-        raise InvalidData("blob_missing", f"blob {reference.key} is gone")
+        raise InvalidData("blob_missing", f"blob {reference.key} is missing")
     checksum = xxhash.xxh3_64_intdigest(data)
     if checksum != reference.checksum:
         metrics.BLOB_FAILURES.labels("blob_corrupt").inc()

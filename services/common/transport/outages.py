@@ -1,4 +1,4 @@
-"""Waiting for what cannot serve at present: with backoff, told once, and not for ever."""
+"""Waits for what is unavailable: with backoff, logged once, and not forever."""
 
 import asyncio
 import time

@@ -168,7 +168,7 @@ class Stream(Generic[M]):
 
     @contextmanager
     def _rebuilding(self) -> Iterator[None]:
-        """A group that Redis lost (flushed, restarted empty) is made again; the operation counts as one on nothing."""
+        """Recreates a group that Redis lost (flushed, restarted empty); the operation then found an empty stream."""
         try:
             yield
         except ResponseError as error:

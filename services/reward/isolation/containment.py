@@ -1,4 +1,4 @@
-"""What a scorer process cannot do. docs/rewards.md tells it to users, measure by measure."""
+"""What a scorer process cannot do. docs/rewards.md lists the measures for users."""
 
 import ctypes
 import os

@@ -35,7 +35,7 @@ class Delivery:
         return part
 
     async def during(self, work: Coroutine[Any, Any, Any]) -> None:
-        """The engine's side: waits for `work`, which may hang for ever when the sender gives up. Raises Unavailable."""
+        """The engine's side: waits for `work`, which may hang forever when the sender gives up. Raises Unavailable."""
         if not await unless(self._abandoned, work):
             raise self._gave_up()
 

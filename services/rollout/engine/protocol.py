@@ -17,7 +17,7 @@ FinishReason = Literal["stop", "length"]
 
 
 class LoadFailed(TrivetError):
-    """The version could not be loaded; the engine goes on with the one before."""
+    """The version could not be loaded; the engine keeps the previous one."""
 
 
 class EngineFailed(Unavailable):

@@ -1,4 +1,4 @@
-"""Samples and their prompt as the message that goes on to the reward service."""
+"""Samples and their prompt as the message to the reward service."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -170,7 +170,7 @@ class PromptWorker:
         raise NotServed("weights_behind", f"samples were of version {oldest}, expected {prompt.min_version} or newer")
 
     async def _in_thread(self, work: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
-        """Over an outage, too. The entries at hand are touched meanwhile, so that nobody claims them."""
+        """Over an outage, too. The current entries are touched meanwhile, so that nobody claims them."""
         return await self._outages.ride_out(lambda: asyncio.to_thread(work, *args, **options))
 
 

@@ -51,7 +51,7 @@ def capture_arguments(config: Config, capture: Capture, *, moe: bool) -> dict[st
         if moe and not config.rollout.engine.get("enable_prefix_caching", True):
             raise ConfigError(
                 "rollout.engine.enable_prefix_caching is False, expected True: "
-                "vLLM keeps the routing that it returns beside its prefix cache (rollout.capture)"
+                "vLLM keeps the routing that it returns with its prefix cache (rollout.capture)"
             )
         # Where vLLM has no prefix caching by default, as for hybrid models, it returns no routing without it.
         needed = {"enable_prefix_caching": True} if moe else {}

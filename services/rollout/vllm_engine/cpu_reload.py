@@ -1,7 +1,7 @@
 """Makes vLLM's reload_weights exact on CPUs.
 
 vLLM 0.32 packs weights for its CPU kernels when it loads a model. On a reload it forgets two of them, without an error:
-expert weights are left unpacked while the kernel goes on reading them as packed, and an output head that is tied to the
+expert weights are left unpacked while the kernel still reads them as packed, and an output head that is tied to the
 embeddings keeps its packed copy of the old ones.
 """
 
@@ -26,7 +26,7 @@ def pack_experts_on_reload(model: torch.nn.Module) -> None:
 def pack_heads(model: torch.nn.Module) -> None:
     """After every reload."""
     for module in model.modules():
-        # Only the CPU path puts a packed copy beside the weight.
+        # Only the CPU path keeps a packed copy of the weight.
         if isinstance(module, ParallelLMHead) and hasattr(module, "cpu_linear"):
             module.quant_method.process_weights_after_loading(module)
 

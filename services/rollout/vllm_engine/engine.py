@@ -325,7 +325,7 @@ class VllmEngine:
                 await self._restart("its process died")
 
     async def _restart(self, reason: str) -> None:
-        """Back to the newest weights on disk, or to the initial ones when those are gone. Needs the lock."""
+        """Back to the newest weights on disk, or to the initial ones if those are missing. Needs the lock."""
         if self._closed:
             return
         self._shut(f"engine restarts: {reason}")
@@ -336,7 +336,7 @@ class VllmEngine:
         if self._restarts > MAX_RESTARTS:
             self._give_up(f"engine failed {self._restarts} times in a row, the last time because {reason}")
             return
-        # Weights that came from the trainer's memory are gone.
+        # Weights that came from the trainer's memory are lost.
         good, choices = self._on_disk, [self._initial]
         if good.fingerprint != self._initial.fingerprint:
             choices.insert(0, good)

@@ -32,7 +32,7 @@ class Reported:
 
     @property
     def logprobs(self) -> int:
-        """vLLM's SamplingParams.logprobs: how many tokens beside the sampled one to report, −1 for all."""
+        """vLLM's SamplingParams.logprobs: how many tokens to report in addition to the sampled one, −1 for all."""
         return -1 if self.whole_rows else 0
 
     @property

@@ -67,7 +67,7 @@ async def relabel(llm: Any, label: str) -> None:
     """Names the weights of a paused AsyncLLM `label`: later tokens carry that version.
 
     What the old weights computed must not be read under the new ones, neither keys and values nor the routing that
-    vLLM keeps beside them, so the prefix cache is emptied too. Raises StaleCache where it is not.
+    vLLM keeps with them, so the prefix cache is emptied too. Raises StaleCache where it is not.
     """
     # Pausing empties it, too; this holds for whatever reached it in between.
     if llm.vllm_config.cache_config.enable_prefix_caching and not await llm.reset_prefix_cache(

@@ -1,4 +1,4 @@
-"""Tells the run's Redis that this rollout is alive, and where."""
+"""Registers this rollout and its address in the run's Redis while it is alive."""
 
 import asyncio
 from functools import partial
@@ -33,7 +33,7 @@ class Registration:
         self._id, self._address = rollout_id, address
 
     async def run(self) -> None:
-        """Until it is cancelled, and then no longer. Raises Unavailable when the server stays away."""
+        """Until it is cancelled, and then no longer. Raises Unavailable if the server does not come back."""
         try:
             while True:
                 if self._engine.problem is None:

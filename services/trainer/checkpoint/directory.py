@@ -1,4 +1,4 @@
-"""Checkpoints: the engine's state, the policy as a Hugging Face directory, and the ledger, whole or not at all."""
+"""Checkpoints: the engine's state, the policy as a Hugging Face directory, and the ledger, written atomically."""
 
 import itertools
 import json
@@ -23,7 +23,7 @@ STATE_FILE = "trainer.json"
 ENGINE_DIRECTORY = "engine"
 POLICY_DIRECTORY = "policy"
 NAME = re.compile(r"step-\d{6,}")
-# Keys that cannot change while a run goes on, and why.
+# Keys that cannot change between two starts of a run, and why.
 FIXED = {
     "run.seed": "it orders the rows, and the prompt cursor would point at others",
     "data.shuffle": "it orders the rows, and the prompt cursor would point at others",
@@ -34,7 +34,7 @@ REPLACED, DAMAGED = "replaced-", "damaged-"
 
 @dataclass(frozen=True)
 class TrainerState:
-    """All that the trainer needs beside the engine's own state."""
+    """All that the trainer needs in addition to the engine's own state."""
 
     step: int
     # The first part of every group id.
@@ -46,7 +46,7 @@ class TrainerState:
     world_size: int
     ledger: dict[str, Any]
     saved_at: float
-    # By key: what must not change while the run goes on. A checkpoint from before a key was written has none.
+    # By key: what must not change during the run. A checkpoint from before a key was written has none.
     settings: dict[str, str] = field(default_factory=dict)
 
 
@@ -148,7 +148,7 @@ class Checkpoints:
             try:
                 found.append(read_checkpoint(path))
             except InvalidData as error:
-                log.warning("checkpoint passed over", reason=str(error))
+                log.warning("checkpoint skipped", reason=str(error))
         return found
 
     def latest(self) -> SavedCheckpoint | None:

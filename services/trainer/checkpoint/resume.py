@@ -20,7 +20,7 @@ def take_up(
 ) -> SavedCheckpoint | None:
     """Loads it into the engine; None where the run begins. Collective.
 
-    `fits` raises for a checkpoint that the run cannot go on from. Raises InvalidData for that, and where every
+    `fits` raises for a checkpoint that the run cannot resume from. Raises InvalidData for that, and where every
     checkpoint is damaged: to begin anew in silence would be a loss.
     """
     if engine.rank == 0:

@@ -1,4 +1,4 @@
-"""What a model's directory or hub id has to hold, told before anything is loaded."""
+"""What a model's directory or hub id has to contain, checked before anything is loaded."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -57,7 +57,7 @@ def open_tokenizer(path: str) -> Tokenizer:
 
 
 def unstopped_turn(config: Config, tokenizer: Tokenizer) -> str | None:
-    """A sentence where the model ends its turns with a token at which the sampler goes on; None where all is well.
+    """A sentence where the model ends its turns with a token at which the sampler does not stop; None if it does.
 
     vLLM ends a completion at the tokenizer's end-of-sequence token and at those of the model's generation config.
     """

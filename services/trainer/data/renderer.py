@@ -68,7 +68,7 @@ class Renderer:
     def answer(self, messages: Sequence[Message], text: str) -> list[int]:
         """What the model is to say after `prompt(messages)`, with the token that ends its turn.
 
-        It is the template's own rendering of the answer where that goes on from the prompt, and `text` as it stands
+        It is the template's own rendering of the answer where that continues the prompt, and `text` as it stands
         where it does not: some templates leave out reasoning, or open the turn in another way.
 
         Raises InvalidData for a conversation that the template refuses, and for a turn that nothing ends.

@@ -1,7 +1,7 @@
 """A checkpoint by parameter instead of by rank, which any number of ranks loads.
 
-DeepSpeed's own converter makes it from DeepSpeed's own checkpoint, once, beside it. It runs in a process of its own, so
-that its memory goes when it ends and its time is bounded.
+DeepSpeed's converter makes it from DeepSpeed's checkpoint, once, in the same directory. It runs in its own process, so
+that its memory is freed when it ends and its time is bounded.
 """
 
 import os
@@ -29,7 +29,7 @@ for path in sys.argv[1:]:
 
 
 class Conversion:
-    """Of the checkpoint `directory / tag` to `directory / UNIVERSAL_TAG`, which appears whole or not at all.
+    """Of the checkpoint `directory / tag` to `directory / UNIVERSAL_TAG`, which appears atomically.
 
     One that an earlier start has left is made again: nobody has looked at its bytes since.
     """

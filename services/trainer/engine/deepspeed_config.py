@@ -22,7 +22,7 @@ def deepspeed_config(config: Config) -> dict[str, Any]:
 
 
 def inference_config(config: Config, dtype: torch.dtype) -> dict[str, Any]:
-    """Of a model beside the policy that is never trained, with parameters of `dtype`."""
+    """Of a model in addition to the policy that is never trained, with parameters of `dtype`."""
     found = deepspeed_config(config)
     found["bf16"] = {"enabled": dtype == torch.bfloat16}
     found["zero_optimization"].pop("offload_optimizer", None)

@@ -1,4 +1,4 @@
-"""What the engine writes beside DeepSpeed's own state: whose checkpoint it is, and each rank's random state."""
+"""What the engine writes in addition to DeepSpeed's own state: whose checkpoint it is, and each rank's random state."""
 
 import dataclasses
 import hashlib
@@ -116,7 +116,7 @@ def check_identity(directory: Path, identity: Identity) -> Saved:
     if not saved.is_cut_as(identity) and saved.steps_applied == 0:
         raise InvalidData(
             "checkpoint_mismatch",
-            f"{path}: no step was applied, so there is no optimizer state to cut anew; expected {saved.world_size} "
+            f"{path}: no step was applied, so there is no optimizer state to shard again; expected {saved.world_size} "
             f"ranks and ZeRO {saved.zero_stage}, or a start from the model",
         )
     return saved

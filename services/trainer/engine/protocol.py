@@ -61,7 +61,7 @@ class TrainEngine(Protocol):
 
     @property
     def sharding(self) -> Sharding | None:
-        """How models beside the policy are spread over the ranks; None where each rank has its own."""
+        """How models other than the policy are sharded over the ranks; None where each rank has its own."""
         ...
 
     @property

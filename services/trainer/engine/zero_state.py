@@ -67,7 +67,7 @@ def all_finite(found: Iterable[Fragment]) -> bool:
 
 @contextmanager
 def loading(zero: Any) -> Iterator[None]:
-    """Undoes what DeepSpeed's loaders do beside loading.
+    """Undoes the side effects of DeepSpeed's loaders.
 
     Decay, betas and clipping stay those of this run's configuration; ZeRO-3 would take the first parameter group's for
     all. ZeRO-3 also gives all sub-groups one step tensor, which each of them would count up at every step.

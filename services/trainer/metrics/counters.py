@@ -1,4 +1,4 @@
-"""Metrics of the trainer, beside those of a step's values (step_metrics.py)."""
+"""Metrics of the trainer, other than those of a step (step_gauges.py)."""
 
 from prometheus_client import Counter, Gauge, Histogram
 

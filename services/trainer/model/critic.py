@@ -19,7 +19,7 @@ class ValueHead(nn.Module):
     """A linear map of the hidden state to one number, 0 before the first step.
 
     Computes in float32, or float64 for float64 input, whatever the parameters are stored in: DeepSpeed keeps those of a
-    bf16 engine in bf16, beside a float32 copy for the optimizer.
+    bf16 engine in bf16, with a float32 copy for the optimizer.
     """
 
     def __init__(self, width: int) -> None:

@@ -203,7 +203,7 @@ class _WholeVocabulary(torch.autograd.Function):
             inside, column = _inside(targets, part)
             picked[inside] = scaled[inside, column]
             higher = torch.maximum(top, scaled.amax(1))
-            # Running logsumexp, and Σ e^(z − top)·z beside it for the entropy.
+            # Running logsumexp, and Σ e^(z − top)·z for the entropy.
             shrink, exponentials = (top - higher).exp(), (scaled - higher[:, None]).exp()
             total = total * shrink + exponentials.sum(1)
             weighted = weighted * shrink + (exponentials * scaled).sum(1)

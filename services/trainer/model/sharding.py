@@ -1,4 +1,4 @@
-"""Models whose parameters are spread over the ranks from the moment they are read: what the trainer asks of ZeRO-3."""
+"""Models whose parameters are sharded over the ranks as they are read: what the trainer needs of ZeRO-3."""
 
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext

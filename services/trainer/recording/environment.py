@@ -1,4 +1,4 @@
-"""What decides the last bits of a step beside its inputs: code, libraries, device, threads."""
+"""What decides the last bits of a step in addition to its inputs: code, libraries, device, threads."""
 
 import platform
 from importlib.metadata import PackageNotFoundError, version
@@ -32,7 +32,7 @@ def environment(config: Config, device: torch.device) -> dict[str, str]:
 
 
 def _model_digest(directory: Path) -> str:
-    """Of what the model computes with: a tokenizer or data beside it do not matter."""
+    """Of what the model computes with: a tokenizer or data in the same directory do not matter."""
     files = describe_weights(directory, 0).files
     lines = [f"{file.name}:{file.checksum:016x}" for file in files if file.name.endswith(MODEL_FILES)]
     return xxhash.xxh3_64_hexdigest("\n".join(lines).encode())

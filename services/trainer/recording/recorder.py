@@ -1,4 +1,4 @@
-"""Steps written down so that they can be run again, whole or not at all."""
+"""Steps written down so that they can be run again, written atomically."""
 
 import os
 import shutil

@@ -95,10 +95,10 @@ def where_to_go_on(best: Best | None) -> str:
     """For the sentence that ends the run."""
     if best is None:
         return (
-            "no checkpoint did better than the model that the run began with: begin anew with a configuration that "
+            "no checkpoint did better than the model that the run began with: start over with a configuration that "
             "moves it less"
         )
     return (
-        f"the best checkpoint is {best.path} ({best.label} {best.score:.3f}): to go on from it, move the later ones "
+        f"the best checkpoint is {best.path} ({best.label} {best.score:.3f}): to resume from it, move the later ones "
         "away and change what made the run diverge (docs/resuming.md#the-best-checkpoint)"
     )

@@ -40,7 +40,7 @@ class Evaluation:
         return self.expected[group_id] if group_id in self.missing else None
 
     def add(self, scored: sample_pb2.ScoredGroup) -> None:
-        """A group of another evaluation, or one that came before, is passed over."""
+        """A group of another evaluation, or one that came before, is ignored."""
         group_id = scored.group.prompt.group_id
         if group_id in self.missing:
             self.groups[group_id] = scored

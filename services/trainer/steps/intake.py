@@ -258,6 +258,6 @@ class Intake:
 
 
 def _blobs(scored: sample_pb2.ScoredGroup) -> list[Blob]:
-    """Each is held to the id that the sample has by its place, whatever the message calls it."""
+    """Each is compared with the id that the sample has by its position, whatever id the message gives."""
     prompt = scored.group.prompt
     return [Blob(sample_id(prompt, sample.index), sample.replay) for sample in scored.group.samples]

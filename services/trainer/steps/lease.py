@@ -1,4 +1,4 @@
-"""One trainer a run, on whatever machine: a key in the run's Redis that the trainer holds and renews."""
+"""One trainer per run, on any machine: a key in the run's Redis that the trainer holds and renews."""
 
 import json
 import os
@@ -158,7 +158,7 @@ class Lease:
             self._lock.do_release(cast(str, value))
             log.info("lease of a dead trainer taken over", pid=holder.pid)
         except LockNotOwnedError:
-            log.info("lease of a dead trainer is gone already", pid=holder.pid)
+            log.info("the lease of a dead trainer has already been removed", pid=holder.pid)
 
     def _taken(self, holder: Holder | None) -> str:
         who = f"process {holder.pid} on {holder.host}" if holder else "another process"

@@ -1,4 +1,4 @@
-"""What rank 0 tells Prometheus of its run: one call for each thing that happened."""
+"""What rank 0 reports to Prometheus: one call for each thing that happened."""
 
 import time
 from collections.abc import Iterable, Mapping
@@ -59,7 +59,7 @@ def observe_evaluation(values: Mapping[str, float]) -> None:
 
 
 def observe_checkpoint(saved: trainer_pb2.Checkpoint) -> None:
-    """Saved, or gone on from: the run is at its step in both cases."""
+    """Saved, or resumed from: the run is at its step in both cases."""
     counters.STEP.set(saved.step)
     counters.CHECKPOINT_STEP.set(saved.step)
     counters.CHECKPOINT_TIME.set(saved.saved_at)

@@ -1,4 +1,4 @@
-"""What the trainer's main thread tells the thread that serves, and what it is asked to do."""
+"""What the trainer's main thread reports to the serving thread, and what it is asked to do."""
 
 import threading
 import time

@@ -35,8 +35,8 @@ class SamplingSettings(NamedTuple):
 
 
 class Verifier:
-    """Prompts are made again to be compared. Sampling settings may change between two starts of a run while prompts are
-    under way: those that its history has issued with are remembered, and each of them is good.
+    """Prompts are rebuilt for the comparison. Sampling settings may change between two starts of a run while prompts
+    are under way: those that its history has issued with are remembered, and each of them is good.
     """
 
     def __init__(self, issuer: Issuer, reward: RewardConfig, newest_version: Callable[[], int]) -> None:

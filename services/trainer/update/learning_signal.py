@@ -1,4 +1,4 @@
-"""Whether a run has anything to learn from: steps in a row whose rewards tell no answer from another."""
+"""Whether a run has anything to learn from: steps in a row whose rewards do not distinguish between answers."""
 
 from collections.abc import Sequence
 

@@ -22,7 +22,7 @@ from services.trainer.update.reference import Reference
 
 
 class Updater:
-    """Settings are read anew at each batch, so that a change takes effect between two of them."""
+    """Settings are read again at each batch, so that a change takes effect between two of them."""
 
     def __init__(self, config: Config, engine: TrainEngine, reference: Reference | None) -> None:
         self._config, self._engine, self._reference = config, engine, reference

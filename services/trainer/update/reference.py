@@ -50,7 +50,7 @@ def load_reference(
 ) -> Reference:
     """`device` is the trainer's; under int8 the rest has model.dtype. Raises InvalidData as load_policy does.
 
-    `sharding` cuts a reference that is neither int8 nor on the CPU beside a trainer that is not: those are whole on
+    `sharding` cuts a reference that is neither int8 nor on the CPU next to a trainer that is not: those are whole on
     each rank.
     A reference on the CPU or in float32 leaves a flash kernel of model.attention to the policy.
     """

@@ -1,4 +1,4 @@
-"""Whether a run may go on after a step: its weights are finite, and not too many steps in a row changed nothing."""
+"""Whether a run may continue after a step: its weights are finite, and not too many steps in a row changed nothing."""
 
 from collections.abc import Sequence
 

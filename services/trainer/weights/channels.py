@@ -85,7 +85,7 @@ class BroadcastChannel:
     def send(self, tensors: Iterator[tuple[str, Tensor]], update: GroupUpdate) -> None:
         communicator = self._communicator
         if communicator is None:
-            raise Unavailable("aborted", "the transfer group is gone")
+            raise Unavailable("aborted", "the transfer group was closed")
         update.if_one_fails(communicator.abort)
         update.send(lambda _: Request(part=rollout_pb2.TransferPart(first=0, count=len(self._tensors))))
         buffer = torch.empty(max(part.bytes for part in self._parts), dtype=torch.uint8, device=self._device)

@@ -88,7 +88,7 @@ class NcclCommunicator:
         torch.cuda.current_stream(self._device).synchronize()
 
     def abort(self) -> None:
-        """From any thread, at any time: what hangs ends, and the group is gone."""
+        """From any thread, at any time: calls that hang return, and the group is closed."""
         held = self._calling.acquire(timeout=ABORT_PATIENCE_SECONDS)
         comm, self._comm = self._comm, None
         if held:

@@ -1,4 +1,4 @@
-"""Policy versions on their way to the rollouts: on disk, written whole or not at all and pruned, or from memory."""
+"""Policy versions on their way to the rollouts: on disk, written atomically and pruned, or from memory."""
 
 import shutil
 import time

@@ -82,7 +82,7 @@ class WeightTransfer:
             # RuntimeError: what torch raises for its devices.
             self._failed(error)
         finally:
-            # Gathering is collective: the other ranks go on to the end.
+            # Gathering is collective: the other ranks continue to the end.
             for _ in tensors:
                 pass
             if update is not None:

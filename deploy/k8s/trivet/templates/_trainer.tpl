@@ -8,9 +8,9 @@ completionMode: Indexed
 completions: {{ $nodes }}
 parallelism: {{ $nodes }}
 backoffLimitPerIndex: {{ $values.retries }}
-# No rank can go on without the others.
+# No rank can continue without the others.
 maxFailedIndexes: 0
-# A second trainer beside one that is still ending would write to the same checkpoints.
+# A second trainer, while the first is still ending, would write to the same checkpoints.
 podReplacementPolicy: Failed
 podFailurePolicy:
   rules:

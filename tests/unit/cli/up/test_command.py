@@ -91,7 +91,7 @@ def test_a_finished_run_is_reported_and_nothing_is_started(config_file, run, sup
     assert ended.exit_code == 0, ended.output
     assert supervised.made is None
     assert "run quickstart is finished: its checkpoint holds step 3, and trainer.steps is 3" in ended.output
-    assert "Raise trainer.steps to go on, or start anew with --fresh" in ended.output
+    assert "Raise trainer.steps to continue, or start over with --fresh" in ended.output
 
 
 @pytest.mark.parametrize("more", [("--set", "trainer.steps=4"), ("--fresh",)])

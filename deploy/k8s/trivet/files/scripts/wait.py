@@ -1,4 +1,4 @@
-"""Waits for a file on a shared volume, which tells nobody of changes: so it looks once a second."""
+"""Waits for a file on a shared volume, which sends no change events, so it polls once a second."""
 
 import argparse
 import sys
