@@ -13,15 +13,15 @@ class AlgorithmConfig(Section):
         "none", description="std divides a group's advantages by the standard deviation of its rewards"
     )
     clip_low: float | None = Field(
-        None, ge=0, le=1, description="the ratio counts down to 1 - clip_low; without it, the algorithm's own"
+        None, ge=0, le=1, description="the ratio is clipped below at 1 - clip_low; without it, the algorithm's own"
     )
     clip_high: float | None = Field(
-        None, ge=0, description="the ratio counts up to 1 + clip_high; without it, the algorithm's own"
+        None, ge=0, description="the ratio is clipped above at 1 + clip_high; without it, the algorithm's own"
     )
     aggregation: Literal["token_mean", "sequence_mean", "fixed_length"] | None = Field(
         None,
-        description="a loss of tokens: their mean, the mean of each sequence's mean, or their sum over sequences times "
-        "max_tokens; without it, the algorithm's own",
+        description="how token losses become one: mean of all tokens, mean of the sequences' means, or sum divided by "
+        "sequences times max_tokens; without it, the algorithm's own",
     )
     old_policy: Literal["rollout", "recomputed"] = Field(
         "rollout", description="the ratio's denominator: the sampler's log-probs, or the trainer's own before the step"

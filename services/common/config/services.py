@@ -87,7 +87,7 @@ class RewardConfig(Section):
 class OptimizerConfig(Section):
     """AdamW and the schedule of its learning rate."""
 
-    learning_rate: float = Field(1e-6, ge=0, description="its peak, which warm-up leads to")
+    learning_rate: float = Field(1e-6, ge=0, description="its peak, reached at the end of the warm-up")
     betas: tuple[float, float] = Field((0.9, 0.95), description="decay of the first and of the second moment")
     eps: float = Field(1e-8, gt=0, description="added to the root of the second moment")
     weight_decay: float = Field(0.0, ge=0, description="decoupled, of matrices; vectors have none")
@@ -165,7 +165,7 @@ class TrainerConfig(Section):
     )
     optimizer: OptimizerConfig = OptimizerConfig()
     recording: RecordingConfig = RecordingConfig()
-    checkpoint_every: int = Field(20, ge=1, description="steps between checkpoints; the last step has one, too")
+    checkpoint_every: int = Field(20, ge=1, description="steps between checkpoints; the last step has one as well")
     keep_checkpoints: int = Field(
         3, ge=1, description="the newest so many, and in addition the one with the best held-out score"
     )
@@ -177,11 +177,13 @@ class TrainerConfig(Section):
     stop_timeout_seconds: float = Field(
         600.0, gt=0, description="how long `trivet up` lets a stop end the step and write a checkpoint"
     )
-    max_lost_groups: int = Field(64, ge=0, description="more dead-lettered groups in a row than this end the run")
+    max_lost_groups: int = Field(
+        64, ge=0, description="the run ends after more groups lost in a row than this (dead letters)"
+    )
     max_skipped_steps: int = Field(
         10,
         ge=0,
-        description="more steps in a row than this that change nothing, as a number is not finite, end the run",
+        description="the run ends after more steps in a row than this were skipped because a number was not finite",
     )
     deepspeed: dict[str, Any] = Field(
         default_factory=dict, description="further DeepSpeed configuration, of what changes speed and memory alone"
