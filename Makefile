@@ -14,7 +14,7 @@ CONFIG ?= configs/quickstart.yaml
 export OMP_NUM_THREADS ?= 1
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: install demo smollm2 test deploy-check containers-check gpu-check check format proto proto-check schema docs lock clean
+.PHONY: install demo smollm2 test deploy-check containers-check gpu-check check format proto proto-check proto-breaking schema docs lock clean
 
 install: $(STAMP)
 
@@ -57,7 +57,7 @@ $(GPU_STAMP): requirements/gpu.txt pyproject.toml
 	$(GPU_VENV)/bin/pip install --quiet --no-deps --no-build-isolation -e .
 	mkdir -p $(@D) && touch $@
 
-check: install proto-check
+check: install proto-check proto-breaking
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -79,6 +79,11 @@ proto-check: install
 	$(BIN)/python -m grpc_tools.protoc -I proto --python_out=build/proto --pyi_out=build/proto $(PROTOS)
 	$(BIN)/python -m grpc_tools.protoc -I proto --grpc_python_out=build/proto --mypy_grpc_out=build/proto $(SERVICE_PROTOS)
 	diff -r -x '*.proto' -x __pycache__ build/proto/trivet/v1 proto/trivet/v1 || (echo "generated code is stale: run 'make proto'"; exit 1)
+
+# Fails when the .proto files break what the newest release had.
+proto-breaking: install
+	@tag=$$(git describe --tags --abbrev=0 --match 'v[0-9]*' 2>/dev/null); \
+	if [ -n "$$tag" ]; then $(BIN)/buf breaking --against ".git#tag=$$tag"; else echo "buf breaking: no release yet"; fi
 
 # The chart's schema holds the configuration's own.
 schema: install
