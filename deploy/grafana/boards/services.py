@@ -7,7 +7,7 @@ from boards.parts import AT, FLOW, STEPWISE, counted, heatmap, lines, mean, quan
 PROCESSES: tuple[Panel, ...] = (
     lines(
         "Services that answer",
-        "Instances by service; a number that falls is a service that is gone.",
+        "Instances by service; a number that falls means a missing service.",
         "none",
         Query(f"count by (service) (trivet_build_info{{{AT}}})", "{{service}}"),
         minimum=0,

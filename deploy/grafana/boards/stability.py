@@ -153,7 +153,7 @@ VERSIONS: tuple[Panel, ...] = (
     ),
     lines(
         "Weights that did not load",
-        "Failed loads an hour, by reason; the rollout goes on with its old weights.",
+        "Failed loads an hour, by reason; the rollout keeps its old weights.",
         "none",
         Query(
             f"sum by (code) (increase(trivet_rollout_weights_load_failures_total{{{RUN}}}[1h]))"
