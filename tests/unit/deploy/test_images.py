@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from packaging.utils import canonicalize_name
 
+from services import __version__
 from tests.support.compose_file import BOUGHT, DEPLOY, FILES, OWN, ROOT, program, services
 from tests.support.image_lists import LEFT_OUT, closure, foreign_modules, lists, pins, wanted
 
@@ -78,15 +79,13 @@ def test_base_images_have_the_versions_of_the_lock() -> None:
 
 @pytest.mark.parametrize("kind", sorted(FILES))
 def test_every_image_is_pinned(kind: str) -> None:
-    with (ROOT / "pyproject.toml").open("rb") as file:
-        version = tomllib.load(file)["project"]["version"]
     found = services(kind)
     for name in BOUGHT:
         assert re.search(r":v?\d+\.\d+\.\d+", found[name]["image"]), found[name]["image"]
     for name in OWN:
         image, build = found[name]["image"], found[name]["build"]
         assert image.startswith("trivet/")
-        assert image.endswith(f":{version}")
+        assert image.endswith(f":{__version__}")
         assert (ROOT / build["dockerfile"]).is_file()
         if target := build.get("target"):
             assert f" AS {target}\n" in (ROOT / build["dockerfile"]).read_text()
