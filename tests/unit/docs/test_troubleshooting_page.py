@@ -12,7 +12,7 @@ SOURCE = re.sub(
     r'"\s*\n\s*f?"', "", "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "services").rglob("*.py"))
 )
 QUOTED = re.findall(r"\*\*`([^`]+)`\*\*", PAGE)
-PAGES = ("SECURITY.md", "docs/by-hand.md", "docs/migrating.md", "docs/own-algorithm.md", "docs/policy.md")
+PAGES = ("README.md", "SECURITY.md", "docs/by-hand.md", "docs/migrating.md", "docs/own-algorithm.md", "docs/policy.md")
 PAGES += ("docs/rewards.md", "docs/troubleshooting.md", "docs/compatibility.md")
 
 
