@@ -149,7 +149,7 @@ async def _engine(place: Place, capture: Capture) -> str:
         if engine.capture != capture:
             raise RuntimeError(f"capture is {engine.capture}, expected {capture}")
         (top_k, top_p) = [
-            await engine.generate(PROMPT, sampling, [f"{name}/{i}" for i in range(4)], record=True)
+            await engine.generate(PROMPT, sampling, [f"{name}/{i}" for i in range(4)], capture=True)
             for name, sampling in (("k", _sampling(top_k=TOP_K)), ("p", _sampling(top_p=0.9)))
         ]
         for sample in top_k:
@@ -171,8 +171,8 @@ async def _update_in_flight(engine: Any, weights: Any) -> int:
 async def under_way(engine: Any) -> "asyncio.Task[list[Any]]":
     """Eight long samples that have begun: vLLM takes what came first first, and one that came later has ended."""
     long = _sampling(top_k=TOP_K, max_tokens=LONG)
-    samples = asyncio.create_task(engine.generate(PROMPT, long, [f"u/{i}" for i in range(8)], record=True))
-    await engine.generate(PROMPT, _sampling(top_k=TOP_K, max_tokens=1), ["first"], record=True)
+    samples = asyncio.create_task(engine.generate(PROMPT, long, [f"u/{i}" for i in range(8)], capture=True))
+    await engine.generate(PROMPT, _sampling(top_k=TOP_K, max_tokens=1), ["first"], capture=True)
     return samples
 
 

@@ -62,16 +62,16 @@ Groups = Sequence[Sequence[EngineSample]]  # the samples of each prompt
 console = Console(soft_wrap=True, highlight=False)
 
 
-async def sample(engine: Engine, prompts: Prompts, settings: dict[str, float], size: int, *, record: bool) -> Groups:
+async def sample(engine: Engine, prompts: Prompts, settings: dict[str, float], size: int, *, capture: bool) -> Groups:
     """`size` samples of each prompt, all at once: vLLM batches them.
 
-    With `record` each carries what the trainer needs to replay it: the log-prob of every token as it was drawn (after
+    With `capture` each carries what the trainer needs to replay it: the log-prob of every token as it was drawn (after
     temperature, top-k and top-p), the experts that each position was routed to, and the candidate set that top-k and
     top-p had left for each token.
     """
     parameters = sample_pb2.SamplingParameters(**settings)  # type: ignore[arg-type]
     names = [[f"{number}/{index}" for index in range(size)] for number in range(len(prompts))]
-    draws = (engine.generate(ids, parameters, own, record=record) for ids, own in zip(prompts, names, strict=True))
+    draws = (engine.generate(ids, parameters, own, capture=capture) for ids, own in zip(prompts, names, strict=True))
     return await asyncio.gather(*draws)
 
 
@@ -182,11 +182,11 @@ async def train(engine: Engine, model: Path, weights: Path, steps: int, seed: in
     async def experience() -> list[TrainSample]:
         chosen = [problems[index] for index in random.choice(len(problems), GROUPS, replace=False)]
         prompts = chat_prompts(tokenizer, [problem.prompt for problem in chosen])
-        return training_samples(chosen, prompts, await sample(engine, prompts, SAMPLING, GROUP_SIZE, record=True))
+        return training_samples(chosen, prompts, await sample(engine, prompts, SAMPLING, GROUP_SIZE, capture=True))
 
     async def accuracy(settings: dict[str, float], size: int) -> float:
         prompts = chat_prompts(tokenizer, [problem.prompt for problem in held_out])
-        return float(np.mean(score(held_out, await sample(engine, prompts, settings, size, record=False))))
+        return float(np.mean(score(held_out, await sample(engine, prompts, settings, size, capture=False))))
 
     before = await accuracy(SAMPLING, 4), await accuracy(GREEDY, 1)
     samples, started = await experience(), time.monotonic()

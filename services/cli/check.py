@@ -24,7 +24,7 @@ TIMEOUT_SECONDS = 180.0
 
 
 def check(config_file: ConfigFile, overrides: Overrides = None) -> None:
-    """Say what is wrong with a configuration, its data, scorers and model files; start nothing.
+    """Report everything that is wrong with a configuration, its data, scorers and model files; start nothing.
 
     Status 0: nothing found. 2: findings, each with the key to change.
     """

@@ -6,7 +6,7 @@ import yaml
 from services.cli.shared.start import ConfigFile, Overrides, all_overrides, load, plain_console
 from services.common.secrets import hidden
 
-config = typer.Typer(name="config", no_args_is_help=True, help="Look at a run's configuration.")
+config = typer.Typer(name="config", no_args_is_help=True, help="Inspect a run's configuration.")
 
 
 @config.callback()

@@ -120,8 +120,8 @@ async def base_weights(engine, paths):
 async def test_samples_agree_with_the_hugging_face_model(engine, paths, sampling):
     # Two groups at once, so that rows of different requests lie mixed in a batch.
     groups = await asyncio.gather(
-        engine.generate(PROMPT, sampling, ids(8, "a"), record=True),
-        engine.generate(PROMPT, sampling, ids(8, "b"), record=True),
+        engine.generate(PROMPT, sampling, ids(8, "a"), capture=True),
+        engine.generate(PROMPT, sampling, ids(8, "b"), capture=True),
     )
     samples = [sample for group in groups for sample in group]
     assert len(samples) == 16
@@ -138,7 +138,7 @@ async def test_samples_agree_with_the_hugging_face_model(engine, paths, sampling
 
 
 async def test_candidate_sets_are_those_of_the_sampler(engine, paths):
-    sample = (await engine.generate(PROMPT, TOP_KP, ids(1), record=True))[0]
+    sample = (await engine.generate(PROMPT, TOP_KP, ids(1), capture=True))[0]
     logits, _ = forward(paths[1], [*PROMPT, *sample.token_ids.tolist()])
     sets = np.split(sample.replay.candidates.token_ids, np.cumsum(sample.replay.candidates.counts)[:-1])
     assert len(sets) == len(sample.token_ids)
@@ -154,14 +154,14 @@ async def test_ties_at_the_cutoff_are_recorded(engine, paths, tmp_path):
     save_file(tensors, tied / "model.safetensors", metadata={"format": "pt"})
     await engine.load_weights(describe_weights(tied, 9))
     sampling = sample_pb2.SamplingParameters(temperature=1.0, top_k=2, top_p=1.0, max_tokens=3)
-    sample = (await engine.generate(PROMPT, sampling, ids(1), record=True))[0]
+    sample = (await engine.generate(PROMPT, sampling, ids(1), capture=True))[0]
     assert set(sample.replay.candidates.counts.tolist()) == {VOCABULARY}
     np.testing.assert_allclose(sample.logprobs, -np.log(VOCABULARY), atol=1e-5)
 
 
 async def test_evaluation_carries_no_replay_and_greedy_is_greedy(engine, paths):
     greedy = sample_pb2.SamplingParameters(temperature=0.0, top_p=1.0, max_tokens=12)
-    first, second = await engine.generate(PROMPT, greedy, ids(2), record=False)
+    first, second = await engine.generate(PROMPT, greedy, ids(2), capture=False)
     assert first.replay is None
     assert first.token_ids.tolist() == second.token_ids.tolist()
     logits, _ = forward(paths[1], [*PROMPT, *first.token_ids.tolist()])
@@ -172,8 +172,8 @@ async def test_evaluation_carries_no_replay_and_greedy_is_greedy(engine, paths):
 async def test_greedy_and_recorded_requests_share_a_batch(engine, paths):
     greedy = sample_pb2.SamplingParameters(temperature=0.0, top_p=1.0, max_tokens=24)
     recorded, _ = await asyncio.gather(
-        engine.generate(PROMPT, TOP_K, ids(4, "r"), record=True),
-        engine.generate(PROMPT[:5], greedy, ids(4, "g"), record=False),
+        engine.generate(PROMPT, TOP_K, ids(4, "r"), capture=True),
+        engine.generate(PROMPT[:5], greedy, ids(4, "g"), capture=False),
     )
     for sample in recorded:
         logits, _ = forward(paths[1], [*PROMPT, *sample.token_ids.tolist()])
@@ -199,7 +199,7 @@ async def test_a_seed_gives_the_same_samples_again(paths):
     await whole.launch()
     try:
         assert whole.refusal(seeded, True) is None
-        runs = [await whole.generate(long, seeded, ids(3), record=True) for _ in range(2)]
+        runs = [await whole.generate(long, seeded, ids(3), capture=True) for _ in range(2)]
     finally:
         await whole.close()
     tokens = [[sample.token_ids.tolist() for sample in run] for run in runs]
@@ -208,19 +208,19 @@ async def test_a_seed_gives_the_same_samples_again(paths):
 
 
 async def test_nothing_is_left_in_the_worker(engine):
-    await engine.generate(PROMPT, TOP_K, ids(4), record=True)
-    task = asyncio.create_task(engine.generate(PROMPT, LONG, ids(2, "gone"), record=True))
+    await engine.generate(PROMPT, TOP_K, ids(4), capture=True)
+    task = asyncio.create_task(engine.generate(PROMPT, LONG, ids(2, "gone"), capture=True))
     await begun(engine, 2)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-    await engine.generate(PROMPT, TOP_K, ids(1), record=True)
+    await engine.generate(PROMPT, TOP_K, ids(1), capture=True)
     assert await engine._llm.collective_rpc("trivet_held") == [0]
 
 
 async def test_new_weights_are_sampled_and_replayed(engine, paths):
     await engine.load_weights(describe_weights(paths[2], 1))
     assert engine.weights.version == 1
-    for sample in await engine.generate(PROMPT, TOP_KP, ids(4), record=True):
+    for sample in await engine.generate(PROMPT, TOP_KP, ids(4), capture=True):
         assert is_version(sample, 1)
         tokens = [*PROMPT, *sample.token_ids.tolist()]
         logits, scores = forward(paths[2], tokens)
@@ -231,7 +231,7 @@ async def test_new_weights_are_sampled_and_replayed(engine, paths):
 
 
 async def test_an_update_in_flight_gives_two_spans_with_the_routing_of_each_draw(engine, paths):
-    task = asyncio.create_task(engine.generate(PROMPT, LONG, ids(4), record=True))
+    task = asyncio.create_task(engine.generate(PROMPT, LONG, ids(4), capture=True))
     await begun(engine, 4)
     await engine.load_weights(describe_weights(paths[2], 1))
     samples = await task
@@ -299,7 +299,7 @@ async def test_a_bad_checkpoint_keeps_the_old_version(engine, paths, tmp_path, d
         await engine.load_weights(weights)
     assert failure.value.code == code
     assert engine.weights.version == 0
-    sample = (await engine.generate(PROMPT, TOP_K, ids(1), record=True))[0]
+    sample = (await engine.generate(PROMPT, TOP_K, ids(1), capture=True))[0]
     assert is_version(sample, 0)
 
 
@@ -322,14 +322,14 @@ async def test_a_read_error_keeps_the_old_version_and_the_engine(engine, paths, 
 
 async def test_the_engine_comes_back_with_its_weights_when_its_process_dies(engine, paths):
     await engine.load_weights(describe_weights(paths[2], 4))
-    running = asyncio.create_task(engine.generate(PROMPT, LONG, ids(2), record=True))
+    running = asyncio.create_task(engine.generate(PROMPT, LONG, ids(2), capture=True))
     await begun(engine, 2)
     for process in engine._llm.engine_core.resources.engine_manager.processes:
         process.kill()
     with pytest.raises(EngineFailed) as failure:
         await running
     assert failure.value.code == "engine_dead"
-    sample = (await engine.generate(PROMPT, TOP_K, ids(1), record=True))[0]
+    sample = (await engine.generate(PROMPT, TOP_K, ids(1), capture=True))[0]
     assert engine.weights.version == 4
     assert is_version(sample, 4)
     logits, _ = forward(paths[2], [*PROMPT, *sample.token_ids.tolist()])
@@ -356,7 +356,7 @@ async def test_a_load_that_breaks_the_engine_restarts_it(engine, paths, tmp_path
     assert failure.value.code == "weights_refused"
     assert engine.problem is None
     assert engine.weights.version == 0
-    assert is_version((await engine.generate(PROMPT, TOP_K, ids(1), record=True))[0], 0)
+    assert is_version((await engine.generate(PROMPT, TOP_K, ids(1), capture=True))[0], 0)
 
 
 @pytest.mark.parametrize(
@@ -374,7 +374,7 @@ async def test_whatever_vllm_reports_becomes_the_log_prob_as_sampled(paths, mode
         for recorded, refused in ((True, mode.startswith("raw")), (False, False)):
             assert (mode in (other.refusal(TOP_K, recorded) or "")) == refused
         assert other.refusal(sampling, True) is None
-        samples = await other.generate(PROMPT, sampling, ids(4), record=True)
+        samples = await other.generate(PROMPT, sampling, ids(4), capture=True)
     finally:
         await other.close()
     for sample in samples:

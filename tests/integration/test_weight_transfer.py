@@ -89,7 +89,7 @@ async def test_a_running_sample_goes_on_under_weights_from_memory(paths, transfe
         before = await engine._llm.compute_weight_checksums()
         assert await asyncio.to_thread(sender.prepare)
 
-        task = asyncio.create_task(engine.generate(PROMPT, LONG, ids(4), record=True))
+        task = asyncio.create_task(engine.generate(PROMPT, LONG, ids(4), capture=True))
         await begun(engine, 4)
         assert await asyncio.to_thread(sender.send, NEW, iter(source))
         assert engine.weights == NEW
@@ -111,7 +111,7 @@ async def test_a_running_sample_goes_on_under_weights_from_memory(paths, transfe
             sender.send, weights_pb2.WeightVersion(version=3, fingerprint="again"), iter(source)
         )
         assert await engine._llm.compute_weight_checksums() == from_memory
-        assert is_version((await engine.generate(PROMPT, TOP_K, ids(1), record=True))[0], 3)
+        assert is_version((await engine.generate(PROMPT, TOP_K, ids(1), capture=True))[0], 3)
         await asyncio.to_thread(sender.close)
 
 
@@ -136,7 +136,7 @@ async def test_an_engine_left_in_the_middle_comes_back_from_disk_and_joins_anew(
                 await asyncio.sleep(0.1)
         # What came from memory is gone with it: the newest on disk is the model itself.
         assert engine.weights.version == 0
-        assert is_version((await engine.generate(PROMPT, TOP_K, ids(1), record=True))[0], 0)
+        assert is_version((await engine.generate(PROMPT, TOP_K, ids(1), capture=True))[0], 0)
 
         registry.renew(registration.entry())
         assert await asyncio.to_thread(sender.prepare)
@@ -160,4 +160,4 @@ async def test_a_meeting_that_is_called_off_does_not_hold_the_engine(paths, monk
         async with asyncio.timeout(60):
             while engine.identity == first or engine.problem is not None:  # noqa: ASYNC110
                 await asyncio.sleep(0.1)
-        assert is_version((await engine.generate(PROMPT, TOP_K, ids(1), record=True))[0], 0)
+        assert is_version((await engine.generate(PROMPT, TOP_K, ids(1), capture=True))[0], 0)

@@ -24,7 +24,7 @@ def make_prompt(**changes):
     return sample_pb2.Prompt(**{**fields, **changes})
 
 
-def make_sample(prompt, index, *, weights, length=4, record=True):
+def make_sample(prompt, index, *, weights, length=4, capture=True):
     token_ids = np.asarray([(prompt[0] + index + i) % VOCABULARY for i in range(length)], dtype=np.int32)
     replay = Replay(
         routing=np.tile(np.asarray([[0, 1], [2, 3]], dtype=np.uint8), (len(prompt) + length - 1, 1, 1)),
@@ -36,7 +36,7 @@ def make_sample(prompt, index, *, weights, length=4, record=True):
         finish_reason="length",
         text=" ".join(map(str, token_ids)),
         spans=(WeightSpan(weights.version, weights.fingerprint, 0, length),),
-        replay=replay if record else None,
+        replay=replay if capture else None,
     )
 
 
@@ -69,11 +69,11 @@ class FakeEngine:
     async def wait_gave_up(self):
         await asyncio.Event().wait()
 
-    def refusal(self, sampling, record):
+    def refusal(self, sampling, capture):
         return self.refusal_reason
 
-    async def generate(self, prompt_token_ids, sampling, sample_ids, *, record):
-        self.calls.append((list(prompt_token_ids), list(sample_ids), record))
+    async def generate(self, prompt_token_ids, sampling, sample_ids, *, capture):
+        self.calls.append((list(prompt_token_ids), list(sample_ids), capture))
         self.running += 1
         self.entered.set()
         self.most_running = max(self.most_running, self.running)
@@ -82,7 +82,7 @@ class FakeEngine:
             if self.failures:
                 raise self.failures.pop(0)
             return [
-                make_sample(prompt_token_ids, i, weights=self.weights, record=record) for i in range(len(sample_ids))
+                make_sample(prompt_token_ids, i, weights=self.weights, capture=capture) for i in range(len(sample_ids))
             ]
         finally:
             self.running -= 1

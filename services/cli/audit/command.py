@@ -42,7 +42,7 @@ def audit(
     ] = None,
     token: Annotated[
         str | None,
-        typer.Option(envvar=TOKEN_VARIABLE, help="of the running rollout; as an argument others can read it"),
+        typer.Option(envvar=TOKEN_VARIABLE, help="of the running rollout; other users can read command-line arguments"),
     ] = None,
     samples: Annotated[int, typer.Option(min=1, help="how many to draw, in whole groups")] = 64,
     output: Annotated[
@@ -51,14 +51,14 @@ def audit(
     timeout: Annotated[float, typer.Option(min=1, help="seconds for the whole audit")] = 1800,
     max_difference: Annotated[float | None, typer.Option(min=0, help="largest |Δ log-prob| of a token")] = None,
     ratio_error: Annotated[float | None, typer.Option(min=0, help="largest |mean ratio − 1|")] = None,
-    max_kl: Annotated[float | None, typer.Option(min=0, help="the mismatch KL stays below")] = None,
+    max_kl: Annotated[float | None, typer.Option(min=0, help="upper limit of the mismatch KL")] = None,
     min_agreement: Annotated[
         float | None, typer.Option(min=0, max=1, help="lowest routing agreement of an MoE layer")
     ] = None,
 ) -> None:
     """Sample, recompute under equal weights, and measure how far sampler and trainer differ.
 
-    Status 0: within the thresholds, whose defaults depend on model.dtype. 1: not within. 2: there is no verdict.
+    Status 0: within the thresholds (defaults depend on model.dtype). 1: not. 2: no verdict.
     """
     console = plain_console()
     signal.signal(signal.SIGTERM, _leave)

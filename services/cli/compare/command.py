@@ -37,9 +37,9 @@ MODULE = "services.trainer.compare"
 
 
 def compare(
-    algorithms: Annotated[str, typer.Option(help="names with commas between, such as grpo,gspo,dapo")],
+    algorithms: Annotated[str, typer.Option(help="names separated by commas, such as grpo,gspo,dapo")],
     run: Annotated[Path | None, typer.Argument(help="a run's directory with recorded steps")] = None,
-    steps: Annotated[list[int] | None, typer.Argument(help="which of them; without any, all")] = None,
+    steps: Annotated[list[int] | None, typer.Argument(help="steps to compare; by default all")] = None,
     train_config: Annotated[
         Path | None,
         typer.Option(
@@ -59,10 +59,10 @@ def compare(
     ] = None,
     timeout: Annotated[float, typer.Option(min=1, help="with RUN: seconds for all steps")] = 3600,
 ) -> None:
-    """Hold algorithms against each other: same batches and rewards, or same start, data and seeds.
+    """Compare algorithms: on the same batches and rewards, or from the same start, data and seeds.
 
-    With RUN: loss terms, gradients and what is masked or clipped, over recorded steps and without an update.
-    With --train: a whole training of each, one after the other.
+    With RUN: loss terms, gradients, and shares masked or clipped, on recorded steps, without an update.
+    With --train: a complete training run of each, one after the other.
 
     Status 0: done. 1: a training failed. 2: nothing was compared. 130: interrupted.
     """
@@ -96,7 +96,7 @@ def compare(
 
 def _check(names: list[str], run: Path | None, train_config: Path | None) -> None:
     if not names or len(set(names)) < len(names):
-        raise ConfigError(f"--algorithms is {','.join(names)!r}, expected different names with commas between")
+        raise ConfigError(f"--algorithms is {','.join(names)!r}, expected different names, separated by commas")
     if (run is None) == (train_config is None):
         given = "neither is given" if run is None else "both are given"
         raise ConfigError(f"{given}, expected either RUN (recorded steps) or --train FILE")

@@ -40,10 +40,12 @@ def rerun(
     ] = None,
     overrides: Overrides = None,
     tolerance: Annotated[
-        float | None, typer.Option(min=0, help="with --set: how far off a value may be, over max(1, its size)")
+        float | None,
+        typer.Option(min=0, help="with --set: largest difference of a value, over max(1, |recorded|)"),
     ] = None,
     values: Annotated[
-        list[str] | None, typer.Option("--value", metavar="NAME", help="hold only this one to it; repeatable")
+        list[str] | None,
+        typer.Option("--value", metavar="NAME", help="check this value only; repeatable"),
     ] = None,
     output: Annotated[
         Path | None, typer.Option(metavar="FILE", help="the report as JSON; by default rerun.json of the run")
@@ -54,7 +56,7 @@ def rerun(
 
     With --set they run under other settings, and the differences are measured instead.
 
-    Status 0: equal, or within the tolerance where one is given. 1: not. 2: there is no verdict.
+    Status 0: equal, or within the tolerance if one is given. 1: not. 2: no verdict.
     """
     console = plain_console()
     signal.signal(signal.SIGTERM, leave)

@@ -5,16 +5,16 @@ from typing import Any
 import numpy as np
 
 from services.common.wire.replay_data import CandidateSets, Replay
-from services.rollout.capture.recording import Chunk
+from services.rollout.capture.captured import Chunk
 from services.rollout.engine.protocol import EngineFailed
 
 Array = np.ndarray[Any, Any]
 
 
 def open_chunk(chunk: Chunk | None, sample_id: str, *, candidates: bool) -> Replay:
-    """Raises EngineFailed when the worker no longer had the recording."""
+    """Raises EngineFailed when the worker no longer has the captured data."""
     if chunk is None:
-        raise EngineFailed("recording_lost", f"the worker has no recording of {sample_id}")
+        raise EngineFailed("recording_lost", f"the worker has no captured data of {sample_id}")
     shape = tuple(chunk["routing_shape"])
     routing = np.frombuffer(chunk["routing"], dtype=chunk["routing_dtype"]).reshape(shape)
     sets = CandidateSets(

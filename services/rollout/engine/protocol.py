@@ -44,7 +44,7 @@ class EngineSample:
 
     `logprobs` are those of the sampled tokens after temperature, top-k and top-p. `replay` has routing of P + C − 1
     rows (absent for a dense model) and C candidate sets (absent where nothing truncates); it is None where the caller
-    did not ask to record.
+    did not ask for it.
     """
 
     token_ids: Int32[Array, "completion"]
@@ -78,8 +78,8 @@ class Engine(Protocol):
     async def wait_gave_up(self) -> str:
         """Returns, with the reason, only once the engine will not start again."""
 
-    def refusal(self, sampling: sample_pb2.SamplingParameters, record: bool) -> str | None:
-        """Why these parameters cannot be sampled (and recorded), or None."""
+    def refusal(self, sampling: sample_pb2.SamplingParameters, capture: bool) -> str | None:
+        """Why these parameters cannot be sampled (and captured), or None."""
 
     async def generate(
         self,
@@ -87,7 +87,7 @@ class Engine(Protocol):
         sampling: sample_pb2.SamplingParameters,
         sample_ids: Sequence[str],
         *,
-        record: bool,
+        capture: bool,
     ) -> list[EngineSample]:
         """One sample for each id, in order. With a seed, sample i uses seed + i.
 

@@ -13,7 +13,7 @@ MAX_SEED = 2**63 - 1 - MAX_GROUP_SIZE
 _GROUP_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
-def records(prompt: sample_pb2.Prompt) -> bool:
+def is_captured(prompt: sample_pb2.Prompt) -> bool:
     """Evaluation is only scored, so that nothing of it is replayed."""
     return prompt.purpose != sample_pb2.PURPOSE_EVALUATION
 
@@ -30,8 +30,8 @@ def check_prompt(prompt: sample_pb2.Prompt, engine: Engine) -> None:
     if not 1 <= prompt.group_size <= MAX_GROUP_SIZE:
         raise InvalidData("group_size", f"group_size is {prompt.group_size}, expected 1 to {MAX_GROUP_SIZE}")
     _check_tokens(prompt, engine)
-    _check_sampling(prompt.sampling, recorded=records(prompt))
-    if reason := engine.refusal(prompt.sampling, records(prompt)):
+    _check_sampling(prompt.sampling, captured=is_captured(prompt))
+    if reason := engine.refusal(prompt.sampling, is_captured(prompt)):
         raise InvalidData("sampling_unsupported", reason)
 
 
@@ -55,14 +55,14 @@ def _check_tokens(prompt: sample_pb2.Prompt, engine: Engine) -> None:
         )
 
 
-def _check_sampling(sampling: sample_pb2.SamplingParameters, *, recorded: bool) -> None:
+def _check_sampling(sampling: sample_pb2.SamplingParameters, *, captured: bool) -> None:
     temperature, top_p = sampling.temperature, sampling.top_p
     if not (temperature == 0 or as_float32(MIN_TEMPERATURE) <= temperature <= MAX_TEMPERATURE):
         raise InvalidData(
             "sampling_unsupported",
             f"sampling.temperature is {temperature:g}, expected 0 or {MIN_TEMPERATURE:g} to {MAX_TEMPERATURE:g}",
         )
-    if recorded and temperature == 0:
+    if captured and temperature == 0:
         raise InvalidData(
             "sampling_unsupported",
             "sampling.temperature is 0, expected more: a greedy sample has no distribution to train on",

@@ -9,7 +9,7 @@ from trivet.v1 import sample_pb2
 
 from services.rollout.engine import metrics
 from services.rollout.engine.protocol import Engine, EngineSample
-from services.rollout.groups.admission import check_prompt, records
+from services.rollout.groups.admission import check_prompt, is_captured
 from services.rollout.groups.assemble import SampledGroup, assemble, sample_ids
 
 RATE_SECONDS = 30.0
@@ -58,7 +58,7 @@ class GroupSampler:
         start = time.monotonic()
         try:
             samples = await self.engine.generate(
-                list(prompt.token_ids), prompt.sampling, sample_ids(prompt), record=records(prompt)
+                list(prompt.token_ids), prompt.sampling, sample_ids(prompt), capture=is_captured(prompt)
             )
         finally:
             self.running -= 1

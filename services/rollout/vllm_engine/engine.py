@@ -100,10 +100,10 @@ class VllmEngine:
         await self._gave_up.wait()
         return self._problem or "engine gave up"
 
-    def refusal(self, sampling: sample_pb2.SamplingParameters, record: bool) -> str | None:
+    def refusal(self, sampling: sample_pb2.SamplingParameters, capture: bool) -> str | None:
         if sampling.HasField("seed") and self._launched is not None and self._launched.seed_refusal is not None:
             return self._launched.seed_refusal
-        return candidate_refusal(sampling, record=record, config=self._config, capture=self.capture)
+        return candidate_refusal(sampling, captured=capture, config=self._config, capture=self.capture)
 
     async def generate(
         self,
@@ -111,7 +111,7 @@ class VllmEngine:
         sampling: sample_pb2.SamplingParameters,
         sample_ids: Sequence[str],
         *,
-        record: bool,
+        capture: bool,
     ) -> list[EngineSample]:
         llm: AsyncLLM | None = None
         try:
@@ -119,7 +119,7 @@ class VllmEngine:
                 await self._usable.wait()
                 launched = self._running()
                 llm = launched.llm
-                samples = await self._generate(launched, list(prompt_token_ids), sampling, sample_ids, record)
+                samples = await self._generate(launched, list(prompt_token_ids), sampling, sample_ids, capture)
         except TimeoutError as error:
             seconds = self._config.rollout.generate_timeout_seconds
             if llm is None:
@@ -174,13 +174,13 @@ class VllmEngine:
         prompt: list[int],
         sampling: sample_pb2.SamplingParameters,
         sample_ids: Sequence[str],
-        record: bool,
+        capture: bool,
     ) -> list[EngineSample]:
-        # A redelivered sample has the id of the one before; the worker must not mix their recordings up.
+        # A redelivered sample has the id of the one before; the worker must not mix up what it captured of them.
         keys = [f"{sample_id}#{next(self._numbers)}" for sample_id in sample_ids]
         moe_layers, tokenizer = launched.moe_layers, launched.tokenizer
         truncated = truncates(sampling)
-        extension = record and self.capture == "worker_extension"
+        extension = capture and self.capture == "worker_extension"
         replays: list[Replay | None] = [None] * len(keys)
         taken = False
         try:
@@ -197,7 +197,7 @@ class VllmEngine:
                 replays = [
                     open_chunk(chunk, key, candidates=truncated) for key, chunk in zip(keys, chunks, strict=True)
                 ]
-            elif record:
+            elif capture:
                 replays = [native_replay(output, moe_layers, candidates=truncated) for output in outputs]
         finally:
             if extension and not taken:

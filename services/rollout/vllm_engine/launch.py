@@ -19,8 +19,8 @@ from services.rollout.vllm_engine.limits import seed_refusal
 from services.rollout.vllm_engine.weight_update import check_reload
 
 SHUTDOWN_SECONDS = 1.0
-# Finished recordings that a worker keeps until they are taken.
-RECORDINGS_KEPT = 4096
+# Finished requests whose captured data a worker keeps until it is taken.
+CAPTURES_KEPT = 4096
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Launcher:
     async def _examine(self, llm: AsyncLLM, capture: Capture) -> Launched:
         layers = await llm.collective_rpc("trivet_moe_layers")
         if capture == "worker_extension":
-            await llm.collective_rpc("trivet_record", args=(RECORDINGS_KEPT,))
+            await llm.collective_rpc("trivet_start_capture", args=(CAPTURES_KEPT,))
         await llm.collective_rpc("trivet_prepare_reload")
         await check_reload(llm, self._config.model.path)
         return Launched(

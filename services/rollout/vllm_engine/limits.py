@@ -13,13 +13,13 @@ def truncates(sampling: sample_pb2.SamplingParameters) -> bool:
 
 
 def candidate_refusal(
-    sampling: sample_pb2.SamplingParameters, *, record: bool, config: Config, capture: Capture
+    sampling: sample_pb2.SamplingParameters, *, captured: bool, config: Config, capture: Capture
 ) -> str | None:
-    """Why the candidate set of such a sample could not be recorded; None where it can, or need not be."""
-    if not record or not truncates(sampling):
+    """Why the candidate set of such a sample could not be captured; None if it can be, or need not be."""
+    if not captured or not truncates(sampling):
         return None
     if (mode := config.rollout.logprobs_mode).startswith("raw"):
-        return f"top_k or top_p truncates, but rollout.logprobs_mode {mode} does not tell what was excluded"
+        return f"top_k or top_p truncates, but rollout.logprobs_mode {mode} does not show what was excluded"
     if capture == "native" and not config.sampling.truncates:
         return "top_k or top_p truncates, but the engine runs without candidate capture (config: sampling)"
     return None

@@ -32,7 +32,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m services.trainer.compare")
     parser.add_argument("run", type=Path, metavar="RUN", help="the run's directory")
     parser.add_argument("steps", type=int, nargs="*", metavar="STEP", help="recorded steps; without any, all")
-    parser.add_argument("--algorithms", required=True, metavar="NAMES", help="with commas between")
+    parser.add_argument("--algorithms", required=True, metavar="NAMES", help="separated by commas")
     for option, name, metavar in (
         ("--set", "overrides", "SECTION.KEY=VALUE"),
         ("--set-for", "overrides_for", "ALGORITHM:SECTION.KEY=VALUE"),

@@ -20,7 +20,7 @@ from services.trainer.model.sharding import Sharding, whole_shape
 class Policy(nn.Module):
     """Computes over the base model's hidden states; full logits never exist.
 
-    With gradients on, the routing record stays open after `forward`, because gradient checkpointing routes again: call
+    With gradients on, the routing replay stays open after `forward`, because gradient checkpointing routes again: call
     `close_routing` once backward has ended. `agreement` is that of the last forward, None where nothing was compared.
     """
 

@@ -180,9 +180,9 @@ class _Record:
 
 
 class RoutingReplay:
-    """Hooks every router once; without an open record they route natively.
+    """Hooks every router once; without an open replay they route natively.
 
-    A record must stay open until the backward of its forward has ended.
+    A replay must stay open until the backward of its forward has ended.
     """
 
     def __init__(self, routers: Sequence[Router], *, experts: int, experts_per_token: int) -> None:
@@ -203,7 +203,7 @@ class RoutingReplay:
     def open(self, routing: Int[Tensor, "positions layers experts_per_token"], *, override: bool) -> None:
         """`override` False only measures agreement. Raises InvalidData for routing that cannot be this model's."""
         if self._record is not None:
-            raise RuntimeError("a routing record is open already: the backward of the last forward has not ended")
+            raise RuntimeError("a routing replay is already open: the backward of the last forward has not ended")
         if routing.ndim != 3 or tuple(routing.shape[1:]) != self._shape:
             raise InvalidData(
                 "routing_shape",
@@ -233,9 +233,9 @@ class RoutingReplay:
             self.close()
 
     def agreement(self) -> RoutingAgreement:
-        """Of the open record. Raises InvalidData when a layer has not routed yet."""
+        """Of the open replay. Raises InvalidData when a layer has not routed yet."""
         if self._record is None:
-            raise RuntimeError("no routing record is open")
+            raise RuntimeError("no routing replay is open")
         agreeing = self._record.agreeing
         if missing := [layer for layer in range(self.layers) if layer not in agreeing]:
             raise InvalidData(

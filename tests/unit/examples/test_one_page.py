@@ -185,8 +185,8 @@ class RandomEngine:
     def __init__(self) -> None:
         self.random, self.events = np.random.default_rng(3), []
 
-    async def generate(self, prompt, sampling, sample_ids, *, record):
-        self.events.append("train" if record else "evaluate")
+    async def generate(self, prompt, sampling, sample_ids, *, capture):
+        self.events.append("train" if capture else "evaluate")
         answer = "".join(sorted(filter(str.isdigit, TOKENIZER.decode(prompt))))
         return [random_sample(prompt, answer, self.random) for _ in sample_ids]
 

@@ -2,22 +2,22 @@ import numpy as np
 import pytest
 
 from services.common.wire.replay_data import CandidateSets, Replay
+from services.rollout.capture.captured import CapturedRequest
 from services.rollout.capture.chunks import check_replay, open_chunk
-from services.rollout.capture.recording import Recording
 from services.rollout.engine.protocol import EngineFailed
 
 
-def recorded(dtype=np.uint8):
-    recording = Recording(prompt_length=2, positions=4, candidates=True)
-    recording.add_rows(0, np.arange(12, dtype=dtype).reshape(3, 2, 2))
-    recording.add_candidates(np.asarray([4, 5], dtype=np.int32))
-    recording.add_candidates(np.asarray([6], dtype=np.int32))
-    return recording.chunk()
+def made(dtype=np.uint8):
+    captured = CapturedRequest(prompt_length=2, positions=4, candidates=True)
+    captured.add_rows(0, np.arange(12, dtype=dtype).reshape(3, 2, 2))
+    captured.add_candidates(np.asarray([4, 5], dtype=np.int32))
+    captured.add_candidates(np.asarray([6], dtype=np.int32))
+    return captured.chunk()
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
-def test_a_chunk_opens_to_what_was_recorded(dtype):
-    replay = open_chunk(recorded(dtype), "s", candidates=True)
+def test_a_chunk_opens_to_what_was_captured(dtype):
+    replay = open_chunk(made(dtype), "s", candidates=True)
     np.testing.assert_array_equal(replay.routing, np.arange(12, dtype=dtype).reshape(3, 2, 2))
     assert replay.routing.dtype == dtype
     assert replay.candidates.counts.tolist() == [2, 1]
@@ -26,7 +26,7 @@ def test_a_chunk_opens_to_what_was_recorded(dtype):
 
 
 def test_a_dense_model_and_no_truncation_leave_both_out():
-    chunk = Recording(prompt_length=2, positions=4, candidates=False).chunk()
+    chunk = CapturedRequest(prompt_length=2, positions=4, candidates=False).chunk()
     replay = open_chunk(chunk, "s", candidates=False)
     assert replay.routing is None
     assert replay.candidates is None

@@ -3,7 +3,7 @@ from trivet.v1 import sample_pb2
 
 from services.common.config import SamplingConfig
 from services.common.errors import InvalidData
-from services.rollout.groups.admission import check_prompt, records
+from services.rollout.groups.admission import check_prompt, is_captured
 from services.rollout.vllm_engine.limits import truncates
 from tests.support.rollout_fakes import FakeEngine, make_prompt
 
@@ -21,8 +21,8 @@ def test_a_sound_prompt_passes():
 def test_greedy_is_for_evaluation():
     greedy = make_prompt(purpose=sample_pb2.PURPOSE_EVALUATION, sampling=sampling(temperature=0, top_k=0))
     check_prompt(greedy, FakeEngine())
-    assert not records(greedy)
-    assert records(make_prompt())
+    assert not is_captured(greedy)
+    assert is_captured(make_prompt())
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ def test_replays_are_stored_under_the_sample_and_read_back():
 
 def test_evaluation_stores_nothing():
     prompt = make_prompt(purpose=sample_pb2.PURPOSE_EVALUATION)
-    samples = [make_sample([1, 2, 3], i, weights=OLD, record=False) for i in range(2)]
+    samples = [make_sample([1, 2, 3], i, weights=OLD, capture=False) for i in range(2)]
     blobs = MemoryBlobs()
     group = store_replays(put_together(prompt, samples), blobs)
     assert blobs.data == {}

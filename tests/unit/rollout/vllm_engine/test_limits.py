@@ -63,11 +63,11 @@ def test_a_truncating_sample_needs_its_candidates(mode, capture, trained_with, r
             "rollout": {"logprobs_mode": mode},
         }
     )
-    reason = candidate_refusal(TOP_K, record=True, config=config, capture=capture)
+    reason = candidate_refusal(TOP_K, captured=True, config=config, capture=capture)
     assert (reason is None) if refused is None else (refused in reason)
-    # Evaluation records nothing, and without truncation there is no set.
-    assert candidate_refusal(TOP_K, record=False, config=config, capture=capture) is None
-    assert candidate_refusal(PLAIN, record=True, config=config, capture=capture) is None
+    # Evaluation captures nothing, and without truncation there is no set.
+    assert candidate_refusal(TOP_K, captured=False, config=config, capture=capture) is None
+    assert candidate_refusal(PLAIN, captured=True, config=config, capture=capture) is None
 
 
 def test_greedy_does_not_truncate():

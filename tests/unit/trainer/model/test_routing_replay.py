@@ -226,12 +226,12 @@ def test_layers_are_told_apart_by_position_and_not_by_order_of_calls() -> None:
             assert torch.equal(routers[layer].module(hidden)[2], routing[:, layer])
 
 
-def test_a_second_record_is_refused_while_one_is_open() -> None:
+def test_a_second_replay_is_refused_while_one_is_open() -> None:
     policy = Policy(make_model("qwen3_moe"))
     batch = batch_of(policy)
     routing = record(policy, batch)
     policy(with_routing(batch, routing))
-    with pytest.raises(RuntimeError, match="open already"):
+    with pytest.raises(RuntimeError, match="already open"):
         policy(with_routing(batch, routing))
     policy.close_routing()
 

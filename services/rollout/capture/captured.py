@@ -2,8 +2,8 @@
 
 An in-flight weight update makes the engine forward a running request's tokens a second time, under the new weights.
 Once a token was drawn, the first capture of a position counts: it belongs to the forward pass that drew the token after
-that position, and so to the recorded log-probability. The rows of the second pass are the context of later tokens only,
-and one row a position cannot be both. Before the first token is drawn, the last capture of a prompt position counts: no
+that position, and so to its log-probability. The rows of the second pass are the context of later tokens only, and one
+row a position cannot be both. Before the first token is drawn, the last capture of a prompt position counts: no
 log-probability came of the passes before. vLLM's native capture emits rows when a token is drawn, each position once,
 and so decides the same way.
 """
@@ -20,11 +20,11 @@ Array = np.ndarray[Any, Any]
 
 
 class CaptureGap(RuntimeError):
-    """A position was forwarded that no earlier pass leads up to: the record would have a hole."""
+    """A position was forwarded that no earlier pass leads up to: the captured rows would have a gap."""
 
 
 class Chunk(TypedDict):
-    """A finished recording as bytes, since the way from the worker carries no arrays."""
+    """A finished capture as bytes: no arrays can be sent from the worker."""
 
     routing: bytes
     routing_shape: list[int]
@@ -34,7 +34,7 @@ class Chunk(TypedDict):
 
 
 @dataclass
-class Recording:
+class CapturedRequest:
     """One request: P prompt tokens, room for P + max_tokens − 1 forwarded positions."""
 
     prompt_length: int
@@ -85,30 +85,30 @@ class Recording:
         )
 
 
-class Recordings:
-    """Recordings by sample id. Finished ones wait to be taken, at most `kept`: the oldest then goes."""
+class CapturedRequests:
+    """By sample id. Finished ones wait to be taken, at most `kept`: the oldest then goes."""
 
     def __init__(self, kept: int) -> None:
         self._kept = kept
-        self._running: dict[str, Recording] = {}
-        self._finished: OrderedDict[str, Recording] = OrderedDict()
+        self._running: dict[str, CapturedRequest] = {}
+        self._finished: OrderedDict[str, CapturedRequest] = OrderedDict()
         self.evicted = 0
 
     def __len__(self) -> int:
         return len(self._running) + len(self._finished)
 
-    def start(self, sample_id: str, recording: Recording) -> None:
+    def start(self, sample_id: str, captured: CapturedRequest) -> None:
         self._finished.pop(sample_id, None)
-        self._running[sample_id] = recording
+        self._running[sample_id] = captured
 
-    def running(self, sample_id: str) -> Recording | None:
+    def running(self, sample_id: str) -> CapturedRequest | None:
         return self._running.get(sample_id)
 
     def finish(self, sample_id: str) -> None:
-        recording = self._running.pop(sample_id, None)
-        if recording is None:
+        captured = self._running.pop(sample_id, None)
+        if captured is None:
             return
-        self._finished[sample_id] = recording
+        self._finished[sample_id] = captured
         if len(self._finished) > self._kept:
             self._finished.popitem(last=False)
             self.evicted += 1
@@ -117,13 +117,13 @@ class Recordings:
         """Hands each over and forgets it; None for one that is not here."""
         chunks: list[Chunk | None] = []
         for sample_id in sample_ids:
-            recording = self._remove(sample_id)
-            chunks.append(recording.chunk() if recording is not None else None)
+            captured = self._remove(sample_id)
+            chunks.append(captured.chunk() if captured is not None else None)
         return chunks
 
     def drop(self, sample_ids: Iterable[str]) -> None:
         for sample_id in sample_ids:
             self._remove(sample_id)
 
-    def _remove(self, sample_id: str) -> Recording | None:
+    def _remove(self, sample_id: str) -> CapturedRequest | None:
         return self._running.pop(sample_id, None) or self._finished.pop(sample_id, None)
