@@ -3,7 +3,10 @@
 import importlib
 import inspect
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import datasets
@@ -14,7 +17,8 @@ from services.common.config import DataConfig, RewardConfig, ScorerConfig
 from services.common.data.rows import metadata, read_rows
 from services.reward.scorers import BUILT_IN, load_scorer
 
-PAGE = (Path(__file__).parents[3] / "docs/rewards.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[3]
+PAGE = (ROOT / "docs/rewards.md").read_text(encoding="utf-8")
 OPTIONS = re.findall(r"^\| `(\w+)` \| `(\w+)` \| `([^`]+)` \| ", PAGE, re.MULTILINE)
 EXAMPLES = re.findall(r"^\| `(\w+)` \| `(\{[^`]*)` \| `([^`]+)` \| `([^`]+)` \| `([01])` \|$", PAGE, re.MULTILINE)
 
@@ -60,3 +64,32 @@ def test_gsm8k_as_the_page_has_it(tmp_path, monkeypatch) -> None:
         text, _ = metadata(row, source.prompt_field)
         assert scorer(row.values["question"], "48 + 1024 = 1072", json.loads(text)) == 1.0
         assert scorer(row.values["question"], "24", json.loads(text)) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("where", "path", "found"), [("project", "", True), ("elsewhere", "", False), ("elsewhere", "project", True)]
+)
+def test_an_own_module_is_looked_for_in_the_working_directory_and_on_the_path(tmp_path, where, path, found) -> None:
+    """Not beside the YAML as such. The check is started as the service is."""
+    for directory in ("project", "elsewhere"):
+        (tmp_path / directory).mkdir()
+    (tmp_path / "project/my_rewards.py").write_text("def score(prompt, completion, metadata):\n    return 1.0\n")
+    tree = {
+        "run": {"name": "own"},
+        "prepare": {"command": ["true"], "creates": str(tmp_path / "never")},
+        "model": {"path": "model"},
+        "data": {"train": {"kind": "jsonl", "path": "train.jsonl"}},
+        "reward": {"scorers": [{"name": "my_rewards:score"}]},
+    }
+    settings, output = tmp_path / "project/run.yaml", tmp_path / "report.json"
+    settings.write_text(yaml.safe_dump(tree))
+    search = [str(ROOT), str(ROOT / "proto"), *([str(tmp_path / path)] if path else [])]
+    subprocess.run(
+        [sys.executable, "-m", "services.reward.check", "--config", str(settings), "--output", str(output)],
+        check=True,
+        cwd=tmp_path / where,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(search)},
+        timeout=120,
+    )
+    findings = json.loads(output.read_text())["findings"]
+    assert findings == ([] if found else ["reward.scorers: there is no module 'my_rewards' (my_rewards:score)"])
