@@ -1,4 +1,4 @@
-"""trivet: runs and looks at training runs."""
+"""trivet: starts and inspects training runs."""
 
 from services.cli.app import app
 

@@ -11,7 +11,7 @@ from services.reward import metrics
 
 
 class ScoreCache:
-    """The `size` scores used last. Keys are digests, so that long completions do not stay in memory."""
+    """The `size` most recently used scores. Keys are digests, so that long completions do not stay in memory."""
 
     def __init__(self, size: int) -> None:
         self._scores: LRUCache[bytes, float] = LRUCache(size)

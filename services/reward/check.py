@@ -1,4 +1,4 @@
-"""python -m services.reward.check --config FILE --output report.json: what would keep rewards from being given.
+"""python -m services.reward.check --config FILE --output report.json: what would prevent rewards.
 
 Scorers are loaded, and those that are built in are asked about the first rows, as a row without an answer can never be
 scored. A scorer of the user's own is loaded in a scorer process, with the limits and variables that it will have there.
@@ -84,7 +84,7 @@ def _refused(scorer: Scorer, source: SourceConfig, key: str) -> Iterator[tuple[s
 
 
 def _score_nothing(scorer: Scorer, row: Row, prompt_field: str) -> float | ScorerFailure | None:
-    """None where the scorer cannot tell what an empty completion is worth; that is no fault of the row."""
+    """None if the scorer cannot score an empty completion; that is not the row's fault."""
     columns, _ = metadata(row, prompt_field)
     try:
         return scorer(str(row.values.get(prompt_field)), "", json.loads(columns))

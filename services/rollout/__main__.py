@@ -100,7 +100,7 @@ class Rollout:
         self._stop = asyncio.Event()
 
     async def serve(self) -> int:
-        """Until a signal (FINISHED), or until the engine gives up (FAILED). Raises what a part could not cope with."""
+        """Runs until a signal (FINISHED) or until the engine gives up (FAILED). Raises what a part could not handle."""
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, self._stop.set)
         await self._server.start()

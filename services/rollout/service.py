@@ -1,4 +1,4 @@
-"""The gRPC face of a rollout."""
+"""The gRPC service of a rollout."""
 
 import asyncio
 from collections.abc import AsyncIterator

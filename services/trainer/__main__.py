@@ -95,7 +95,7 @@ def _run(config: Config) -> bool:
 
 
 def _lease(config: Config, controls: Controls) -> Lease | None:
-    """Rank 0's, taken before a model is loaded in vain; a run without Redis has none. Raises Unavailable."""
+    """Rank 0's, taken before a model is loaded needlessly; a run without Redis has none. Raises Unavailable."""
     if config.data.preferences is not None or int(os.environ.get("RANK", "0")) != 0:
         return None
     lease = Lease(connect(config.redis), config.run.name)

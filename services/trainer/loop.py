@@ -1,4 +1,4 @@
-"""The training loop. Every rank runs it; rank 0 alone talks to Redis and decides what comes next."""
+"""The training loop. Every rank runs it; only rank 0 talks to Redis and decides what comes next."""
 
 import time
 from collections.abc import Iterator
@@ -124,7 +124,7 @@ class TrainingLoop:
         return not self._stopped()
 
     def _start(self) -> None:
-        """Takes up the newest checkpoint that is whole, if there is one."""
+        """Resumes from the newest intact checkpoint, if there is one."""
         saved = take_up(self._checkpoints, self._engine, self._check_resumable)
         if saved is not None:
             self._step = saved.state.step

@@ -135,5 +135,5 @@ def _limits(
 
 
 def _leave(*_: object) -> NoReturn:
-    """As Ctrl-C would: what was started is ended."""
+    """Like Ctrl-C: ends what was started."""
     raise KeyboardInterrupt

@@ -26,7 +26,7 @@ SERVICE = "trivet.v1.RolloutService"
 
 
 class AuditFailed(Exception):
-    """There is no verdict; the message says why."""
+    """There is no verdict; the message gives the reason."""
 
 
 @contextmanager

@@ -17,7 +17,7 @@ def tables(report: AuditReport) -> Iterator[Table]:
 
 
 def _mismatch(report: AuditReport) -> Table:
-    """The row that the run trains with is bold, and marked for those who read without colours."""
+    """The row that the run trains with is bold, and marked for readers without colours."""
     table = _table(f"Sampler against trainer, {report.tokens} tokens")
     table.add_column("replay", no_wrap=True)
     levels = list(report.rows[0].difference_quantiles)

@@ -27,7 +27,7 @@ DEFAULTS = {
 
 
 def failures(report: AuditReport, limits: Thresholds) -> list[str]:
-    """A sentence for each threshold that is not kept; none when the audit passes. A number that is not finite fails."""
+    """A sentence for each threshold that is violated; none when the audit passes. A number that is not finite fails."""
     row = report.row(*report.configured)
     found = []
     if not row.difference_max <= limits.difference_max:

@@ -51,7 +51,7 @@ def plan_runs(
 
 
 def train(config_file: Path, run: AlgorithmRun, fresh: bool) -> int:
-    """The exit status of its `trivet up`, which says on the terminal how it goes.
+    """The exit status of its `trivet up`, which shows its progress on the terminal.
 
     It leads a session of its own; an interrupt is handed on to it, so that it leaves a checkpoint.
     """

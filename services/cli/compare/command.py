@@ -1,4 +1,4 @@
-"""`trivet compare`: algorithms side by side, on recorded batches or each through a training of its own."""
+"""`trivet compare`: algorithms side by side, on recorded batches or in a training run of each."""
 
 import json
 import signal

@@ -7,7 +7,7 @@ from services.common.run_files.rerun_report import RerunReport
 
 
 def rerun_table(report: RerunReport) -> Table:
-    """One row a value: equal in how many steps, and where it is furthest off."""
+    """One row per value: in how many steps it is equal, and where it is furthest off."""
     first, last = report.steps[0].step, report.steps[-1].step
     several = first != last
     title = f"Steps {first} to {last}, recorded against rerun" if several else f"Step {first}"

@@ -21,7 +21,7 @@ def _step(step: RerunStep) -> Iterator[str]:
 
 
 def outside(report: RerunReport, tolerance: float, names: Collection[str]) -> list[str]:
-    """A sentence for each value, of those in `names` or of all, that is once further off than the tolerance.
+    """A sentence for each value, of those in `names` or of all, that exceeds the tolerance in any step.
 
     |recorded − rerun| > tolerance · max(1, |recorded|); a value that is only on one side is outside any.
     """

@@ -1,4 +1,4 @@
-"""The processes of a run: started, watched, restarted within a bound, and ended for sure."""
+"""The processes of a run: started, watched, restarted within a bound, and reliably ended."""
 
 import os
 import signal

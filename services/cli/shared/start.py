@@ -1,4 +1,4 @@
-"""What every command does first: read the configuration, and make what it needs."""
+"""What every command does first: read the configuration, and prepare what it needs."""
 
 import subprocess
 import sys
@@ -18,12 +18,12 @@ Overrides = Annotated[list[str] | None, typer.Option("--set", metavar="SECTION.K
 
 
 def all_overrides(overrides: list[str] | None) -> list[str]:
-    """Those of the command line after those that came by the environment."""
+    """Those of the command line after those of the environment."""
     return [*inherited_overrides(), *(overrides or [])]
 
 
 def plain_console() -> Console:
-    """Nothing printed is read as markup: names, paths and messages of others stand as they are."""
+    """Nothing printed is read as markup: names, paths and messages are printed as they are."""
     return Console(markup=False, emoji=False, highlight=False)
 
 

@@ -12,7 +12,7 @@ from services.common.serving.arguments import overrides_environment
 
 
 class ModuleFailed(Exception):
-    """It came to no result; the message says why."""
+    """There is no result; the message gives the reason."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What the live view shows, asked of the services and of Redis."""
+"""What the live view shows, read from the services and from Redis."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -20,7 +20,7 @@ STREAMS = ("prompts", "samples", "scored")
 
 @dataclass(frozen=True)
 class Observation:
-    """Services that do not answer, because they still start or start again, are missing."""
+    """Services that do not answer, because they are starting or restarting, are missing."""
 
     trainer: trainer_pb2.TrainerServiceGetStatusResponse | None = None
     rollouts: dict[str, rollout_pb2.RolloutServiceGetStatusResponse] = field(default_factory=dict)

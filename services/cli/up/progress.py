@@ -1,4 +1,4 @@
-"""How far a run has come, as its directory has it."""
+"""How far a run has got, according to its directory."""
 
 import json
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What is left of a run to look at: a table before against after, and a picture."""
+"""The summary of a run: a table of before and after, and a picture."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -80,7 +80,7 @@ def held_out_lines(run: Path, share: float) -> Iterator[str]:
 
 
 def doubts(step: Mapping[str, float]) -> list[str]:
-    """What a step's metrics say against the run, in sentences."""
+    """Doubts about the run from a step's metrics, in sentences."""
     without = step.get(STEPS_WITHOUT_SIGNAL, 0.0)
     if without < WARNED_AFTER_STEPS:
         return []

@@ -64,7 +64,7 @@ class RunRedis:
             self._process.start()
 
     def client(self) -> redis.Redis:
-        """One that gives up at once: what it reads is only shown."""
+        """One that gives up at once: what it reads is for display only."""
         return redis.Redis.from_url(self.url, socket_timeout=1.0, retry=Retry(ConstantBackoff(0.0), 0))
 
     def answers(self) -> bool:
@@ -86,7 +86,7 @@ class RunRedis:
         return None
 
     def keep_up(self) -> RedisEnding | None:
-        """Starts again what has ended; None when there was nothing to do."""
+        """Restarts what has ended; None when there was nothing to do."""
         if self._process is None or self._process.exit_code() is None:
             return None
         reason = self._process.ending().reason

@@ -75,7 +75,7 @@ class Supervisor:
         self._add("trainer", "trainer")
 
     def finished(self) -> bool:
-        """Looks after every process: True once the trainer has done its last step. Raises RunFailed."""
+        """Watches every process: True once the trainer has done its last step. Raises RunFailed."""
         if self._trainer_status() == FINISHED:
             return True
         self._look_after_redis()
@@ -139,7 +139,7 @@ class Supervisor:
             raise RunFailed(f"{service.name}: {reason}\n{where}; {limits} are used up")
 
     def _with_full_disk(self, reason: str) -> str:
-        """Libraries have words of their own for it, and a log on that disk has none."""
+        """Libraries word it differently, and a log on that disk does not mention it."""
         directory = self._config.run.path
         if "disk is full" in reason or shutil.disk_usage(directory).free >= FULL_DISK_BYTES:
             return reason

@@ -1,4 +1,4 @@
-"""Rows of any source, and where each of them stands."""
+"""Rows of any source, and the location of each."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Entries given up: each with its code and reason, for the trainer to count and for people to look at."""
+"""Entries given up: each with its code and reason, for the trainer to count and for people to inspect."""
 
 import re
 from collections.abc import Callable
@@ -43,7 +43,7 @@ def dead_letter(
 
 
 class DeadLetters:
-    """The dead letters of a run: the trainer reads each once, and the newest stay for people to look at."""
+    """The dead letters of a run: the trainer reads each once, and the newest stay for people to inspect."""
 
     def __init__(self, client: redis.Redis, run: str) -> None:
         self.client, self.name, self._read_key = client, f"{run}:dead", f"{run}:dead:read"

@@ -33,7 +33,7 @@ class Outages:
 
     @property
     def problem(self) -> str | None:
-        """What is waited for, for /readyz. Any thread may ask."""
+        """What is being waited for, for /readyz. Any thread may ask."""
         return "; ".join(f"waiting: {error}" for error in list(self._errors.values())) or None
 
     async def ride_out(self, work: Callable[[], Awaitable[T]]) -> T:
@@ -69,7 +69,7 @@ class Outages:
         return result
 
     def began(self, error: Outage) -> None:
-        """One more waits. Raises the error when the outage is over the limit."""
+        """One more waits. Raises the error when the outage exceeds the limit."""
         code = error.code
         if code not in self._since:
             self._since[code] = time.monotonic()
@@ -85,7 +85,7 @@ class Outages:
             raise error
 
     def over(self, code: str) -> None:
-        """One waits no more."""
+        """One stops waiting."""
         self._waiting[code] -= 1
         if self._waiting[code] == 0:
             log.info("outage over", code=code, seconds=round(time.monotonic() - self._since[code], 1))

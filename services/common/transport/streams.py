@@ -102,7 +102,7 @@ class Stream(Generic[M]):
         self._hold(ids, retrycount=0)
 
     def touch(self, ids: Iterable[str]) -> None:
-        """Tells that the entries are still being worked on, so that nobody claims them."""
+        """Marks the entries as still in progress, so that nobody claims them."""
         self._hold(ids)
 
     def ack(self, ids: Iterable[str]) -> None:

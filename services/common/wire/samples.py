@@ -1,4 +1,4 @@
-"""What holds of a sample wherever it comes by."""
+"""What every service requires of a sample."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Text from outside, made fit to be passed on."""
+"""Text from outside, made safe to pass on."""
 
 
 def readable(value: object, limit: int) -> str:

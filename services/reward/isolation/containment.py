@@ -47,7 +47,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 @dataclass(frozen=True)
 class Containment:
-    """As configured. `memory_mib` limits each process, `user` is one's name, `environment` names variables."""
+    """As configured. `memory_mib` limits each process, `user` is a user's name, `environment` names variables."""
 
     memory_mib: int | None = 2_048
     user: str | None = None
@@ -116,7 +116,7 @@ def find_user(name: str | None) -> User | None:
 
 
 def contain(memory_mib: int | None, user: User | None, parent: int) -> list[str]:
-    """Binds this process for good, and ends it with its parent. The measures that cannot be had here."""
+    """Restricts this process permanently, and ends it with its parent. Returns the measures that are missing here."""
     missing = []
     os.setsid()
     _limit(resource.RLIMIT_CORE, 0)

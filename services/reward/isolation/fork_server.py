@@ -29,7 +29,7 @@ END_SECONDS = 10.0
 
 
 class ForkServer:
-    """Obeys {"start": number} with a socket, and {"kill": number}; says {"ended": number, "status": exit code}."""
+    """Handles {"start": number} with a socket, and {"kill": number}; says {"ended": number, "status": exit code}."""
 
     def __init__(self, control: socket.socket, settings: dict[str, Any], user: User | None) -> None:
         self._control, self._settings, self._user = control, settings, user

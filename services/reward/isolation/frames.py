@@ -1,4 +1,4 @@
-"""What the service and a scorer process say to each other: JSON with its length before it.
+"""Messages between the service and a scorer process: JSON, preceded by its length.
 
 Not pickle: a scorer could make the service run anything. ASCII, so that a lone surrogate is as good as any character.
 """
@@ -56,7 +56,7 @@ def encode_outcome(outcome: float | ScorerFailure) -> dict[str, Any]:
 
 
 def decode_outcome(message: dict[str, Any]) -> float | ScorerFailure:
-    """Raises ValueError: nothing that comes out of a scorer process is taken on trust."""
+    """Raises ValueError: nothing that a scorer process sends is trusted."""
     score = message.get("score")
     if isinstance(score, float) and math.isfinite(score):
         return score

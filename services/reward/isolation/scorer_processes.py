@@ -135,7 +135,7 @@ class ScorerProcesses:
         self._listening = asyncio.create_task(self._listen())
 
     async def add(self) -> tuple[ScorerProcess, dict[str, Any]]:
-        """A process with its scorers loaded, and what it said of them.
+        """A process with its scorers loaded, and what it reported about them.
 
         Raises InvalidData when they cannot be loaded, Unavailable when the process does not come up.
         """

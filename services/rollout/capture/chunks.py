@@ -1,4 +1,4 @@
-"""A sample's replay data, checked against the sample before anybody relies on it."""
+"""A sample's replay data, checked against the sample before anything relies on it."""
 
 from typing import Any
 

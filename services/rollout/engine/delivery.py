@@ -1,4 +1,4 @@
-"""One version on its way from the trainer's call into the engine."""
+"""One version in transit from the trainer's call into the engine."""
 
 import asyncio
 from collections.abc import Coroutine

@@ -21,11 +21,11 @@ class LoadFailed(TrivetError):
 
 
 class EngineFailed(Unavailable):
-    """The engine lost the samples it was drawing, and the prompt may be why. Drawing them again may help."""
+    """The engine lost the samples it was drawing, and the prompt may be why. Retrying may help."""
 
 
 class NotServed(Unavailable):
-    """The engine cannot serve the prompt at present, and nothing is wrong with the prompt."""
+    """The engine cannot serve the prompt at present; the prompt itself is fine."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Engine(Protocol):
 
     @property
     def weights(self) -> weights_pb2.WeightVersion:
-        """What new tokens are drawn under."""
+        """The version that new tokens are drawn under."""
 
     @property
     def max_length(self) -> int:
@@ -96,7 +96,7 @@ class Engine(Protocol):
         """
 
     async def load_weights(self, weights: weights_pb2.WeightVersion) -> None:
-        """Raises LoadFailed; the weights before then stay."""
+        """Raises LoadFailed; the previous weights then stay."""
 
     @property
     def identity(self) -> str:
@@ -107,7 +107,7 @@ class Engine(Protocol):
         """UUID of each worker's GPU, empty on CPUs."""
 
     async def join_transfer(self, request: rollout_pb2.JoinTransferRequest) -> None:
-        """Raises LoadFailed when the group does not come about."""
+        """Raises LoadFailed when the group cannot be formed."""
 
     async def receive_weights(self, delivery: Delivery) -> None:
         """Loads a version out of the trainer's memory. Raises LoadFailed; the weights are then those before, or the

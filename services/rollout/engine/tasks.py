@@ -6,7 +6,7 @@ T = TypeVar("T")
 
 
 async def together(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """Results in order. When one fails, the others are cancelled and awaited, and its error is raised as it is."""
+    """Results in order. When one fails, the others are cancelled and awaited, and its error is raised unchanged."""
     tasks = [asyncio.create_task(coroutine) for coroutine in work]
     try:
         return await asyncio.gather(*tasks)

@@ -14,7 +14,7 @@ _GROUP_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
 def is_captured(prompt: sample_pb2.Prompt) -> bool:
-    """Evaluation is only scored, so that nothing of it is replayed."""
+    """Evaluation samples are only scored, so they need no replay data."""
     return prompt.purpose != sample_pb2.PURPOSE_EVALUATION
 
 

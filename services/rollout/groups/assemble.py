@@ -37,7 +37,7 @@ def assemble(
     config: str,
     seconds: float,
 ) -> SampledGroup:
-    """Raises InvalidData("logprob_not_finite") for samples that nobody could train on."""
+    """Raises InvalidData("logprob_not_finite") for samples that cannot be trained on."""
     group = sample_pb2.Group(prompt=prompt, rollout_id=rollout_id, sampling_seconds=seconds)
     replays = []
     for index, (own_id, sample) in enumerate(zip(sample_ids(prompt), samples, strict=True)):

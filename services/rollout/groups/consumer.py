@@ -1,4 +1,4 @@
-"""Prompts in, samples out: reads the prompt stream, samples groups side by side, hands each on when it is done."""
+"""Prompts in, samples out: reads the prompt stream, samples groups concurrently, passes each on when it is done."""
 
 import asyncio
 from collections.abc import Callable
@@ -71,7 +71,7 @@ class PromptWorker:
         self._changed.set()
 
     async def run(self) -> None:
-        """Works until `drain`. Raises what neither the prompt nor the engine explains."""
+        """Works until `drain`. Raises errors that neither the prompt nor the engine explains."""
         heartbeat = asyncio.create_task(self._beat())
         try:
             while not self._stopping:
@@ -156,7 +156,7 @@ class PromptWorker:
             await self._in_thread(self._prompts.release, [entry])
 
     async def _sample(self, entry: Entry[sample_pb2.Prompt]) -> SampledGroup:
-        """Raises NotServed when the engine does not come to have the weights that the prompt asks for."""
+        """Raises NotServed if the engine does not get the weights that the prompt asks for."""
         prompt = entry.message
         for _ in range(MAX_DRAWS):
             await self._outages.ride_out(partial(self._follower.wait_for, prompt.min_version, entry.id))

@@ -1,4 +1,4 @@
-"""Samples one group at a time for whoever asks, the stream's worker or a caller of the gRPC service, and counts."""
+"""Samples one group at a time for the stream's consumer or a caller of the gRPC service, and counts."""
 
 import asyncio
 import time

@@ -20,6 +20,6 @@ DEFAULTS = {
 
 
 def set_defaults() -> None:
-    """Leaves alone what is set."""
+    """Variables that are set already are kept."""
     for name, value in DEFAULTS.items():
         os.environ.setdefault(name, value)

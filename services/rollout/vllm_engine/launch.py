@@ -1,4 +1,4 @@
-"""Starts vLLM's AsyncLLM, and finds out what it is that was started."""
+"""Starts vLLM's AsyncLLM and finds out its properties."""
 
 import asyncio
 import multiprocessing

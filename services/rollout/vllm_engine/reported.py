@@ -27,7 +27,7 @@ class Reported:
 
     @property
     def whole_rows(self) -> bool:
-        """Whether the sampled token's own value does not say it all, so that the vocabulary's values are needed."""
+        """Whether the sampled token's own value is not enough, so that the whole vocabulary's values are needed."""
         return self.mode != "processed_logprobs" and not (self.mode == "raw_logprobs" and self._scale == 1)
 
     @property

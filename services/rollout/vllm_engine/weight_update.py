@@ -78,13 +78,13 @@ async def relabel(llm: Any, label: str) -> None:
 
 
 async def join(llm: Any, request: rollout_pb2.JoinTransferRequest) -> None:
-    """Leaves the group before, and meets the others of the new one. Raises whatever vLLM raises."""
+    """Leaves the previous group and joins the new one. Raises whatever vLLM raises."""
     await llm.collective_rpc("shutdown_weight_transfer_engine")
     await llm.collective_rpc("init_weight_transfer_engine", kwargs={"init_info": init_info(request)})
 
 
 def check_join(request: rollout_pb2.JoinTransferRequest) -> None:
-    """Raises InvalidData for a group that cannot come about: waiting for it would cost a restart of the engine."""
+    """Raises InvalidData for a group that cannot be formed: waiting for it would cost a restart of the engine."""
     nccl = request.nccl
     if not request.HasField("nccl"):
         return

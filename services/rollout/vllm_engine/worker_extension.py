@@ -55,7 +55,7 @@ class CaptureExtension:
         pack_heads(self.model_runner.get_model())
 
     def trivet_start_capture(self, kept: int) -> None:
-        """Starts to listen, on the first rank only: the others route and sample alike."""
+        """Starts capturing, on the first rank only: the others route and sample identically."""
         if self.rank == 0:
             self.trivet_capture = Capture(self.model_runner, self.model_config.get_num_experts(), kept)
 

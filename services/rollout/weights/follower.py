@@ -54,7 +54,7 @@ class WeightFollower:
         return None
 
     async def catch_up(self) -> None:
-        """Loads the newest announcement if there is one. A failed load is told by `load_error`."""
+        """Loads the newest announcement if there is one. A failed load is reported by `load_error`."""
         await self._look(await asyncio.to_thread(self._feed.latest))
 
     async def run(self) -> None:
@@ -152,7 +152,7 @@ class WeightFollower:
         return engine == self._engine.identity and _order(announcement) >= _order(newest[0])
 
     async def _supersede(self) -> None:
-        """What was announced by now is older than what the engine has."""
+        """What has been announced so far is older than what the engine has."""
         found = await asyncio.to_thread(self._feed.latest)
         self._superseded = (found[0], self._engine.identity) if found is not None else None
         async with self._changed:

@@ -33,7 +33,7 @@ class Registration:
         self._id, self._address = rollout_id, address
 
     async def run(self) -> None:
-        """Until it is cancelled, and then no longer. Raises Unavailable if the server does not come back."""
+        """Renews the registration until cancelled, then removes it. Raises Unavailable if Redis does not come back."""
         try:
             while True:
                 if self._engine.problem is None:
@@ -52,7 +52,7 @@ class Registration:
 
 
 def reachable_address(server: ServerConfig, grpc_port: int, client: redis.Redis) -> str:
-    """host:port of this rollout for the trainer: its own host, or that by which this machine reaches Redis."""
+    """host:port of this rollout for the trainer: its own host, or the address from which this machine reaches Redis."""
     host = server.host
     if host in EVERY_ADDRESS:
         host = _own_host(client)

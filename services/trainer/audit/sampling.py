@@ -1,4 +1,4 @@
-"""Groups asked of a rollout directly, past the streams."""
+"""Groups requested from a rollout directly, not through the streams."""
 
 import json
 import uuid

@@ -1,4 +1,4 @@
-"""What a batch must know of the model that it is for."""
+"""What a batch must know about its model."""
 
 from dataclasses import dataclass
 

@@ -68,7 +68,7 @@ def _longest_first(lengths: Sequence[int], token_budget: int, limit: int, count:
 
 
 def _deal(bins: list[list[int]], lengths: Sequence[int], world_size: int) -> list[list[MicroBatch]]:
-    """The k-th micro-batches of all ranks weigh about the same, and so do the ranks' totals."""
+    """The k-th micro-batches of all ranks have about the same cost, and so do the ranks' totals."""
     ordered = sorted(bins, key=lambda samples: -sum(lengths[sample] for sample in samples))
     smallest = next(samples for samples in reversed(ordered) if samples)
     plan: list[list[MicroBatch]] = [[] for _ in range(world_size)]

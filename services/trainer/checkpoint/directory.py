@@ -142,7 +142,7 @@ class Checkpoints:
         return sorted(self._directory.glob(f"{DAMAGED}*"), key=lambda path: (len(path.name), path.name))
 
     def list(self) -> "list[SavedCheckpoint]":
-        """Oldest first, less those that cannot be read."""
+        """Oldest first, without those that cannot be read."""
         found = []
         for path in self._paths():
             try:
@@ -161,7 +161,7 @@ class Checkpoints:
 
 
 def read_checkpoint(path: str | Path) -> SavedCheckpoint:
-    """Its state, without a look at the rest. Raises InvalidData where that is not what was written."""
+    """Its state, without checking the rest. Raises InvalidData if it is not what was written."""
     file = Path(path) / STATE_FILE
     try:
         content = json.loads(file.read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""The newest checkpoint that is whole, taken up by all ranks alike; damaged ones are put aside on the way."""
+"""The newest intact checkpoint, loaded by all ranks; damaged ones are put aside on the way."""
 
 import json
 from collections.abc import Callable

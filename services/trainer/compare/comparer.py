@@ -91,7 +91,7 @@ class Engines:
 
 
 class References:
-    """Each is loaded once, however many algorithms hold on to it."""
+    """Each is loaded once, however many algorithms use it."""
 
     def __init__(self) -> None:
         self._loaded: dict[str, Reference | None] = {}

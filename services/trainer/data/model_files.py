@@ -40,7 +40,7 @@ def check_model(path: str, key: str) -> None:
 
 
 def open_tokenizer(path: str) -> Tokenizer:
-    """Raises InvalidData where there is none, Unavailable where it would come from the hub and does not."""
+    """Raises InvalidData if there is none, Unavailable if it should come from the hub and the hub fails."""
     from transformers import AutoTokenizer
 
     # Without any, transformers makes an empty tokenizer for some models.

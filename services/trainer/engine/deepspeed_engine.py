@@ -227,7 +227,7 @@ class DeepSpeedEngine:
             dist.destroy_process_group()
 
     def _make_universal(self, directory: Path) -> None:
-        """Rank 0 converts; the others hear from it too often for their collectives to time out."""
+        """Rank 0 converts; the others hear from it often enough that their collectives do not time out."""
         conversion = Conversion(directory, DEEPSPEED_TAG) if self.rank == 0 else nullcontext()
         with conversion as running:
             report = b""

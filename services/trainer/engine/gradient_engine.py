@@ -95,7 +95,7 @@ class GradientEngine:
         """The only rank waits for no other."""
 
     def close(self) -> None:
-        """Holds nothing that has to be given back."""
+        """Holds nothing that must be released."""
 
 
 def _gradient(parameter: Tensor) -> Float[Tensor, "parameters"]:

@@ -72,7 +72,7 @@ class Saved:
     state_digest: str | None
 
     def is_cut_as(self, identity: Identity) -> bool:
-        """Whether each rank finds the very shard that it would have written."""
+        """Whether each rank finds exactly the shard that it would have written."""
         return (self.zero_stage, self.world_size) == (identity.zero_stage, identity.world_size)
 
 

@@ -1,4 +1,4 @@
-"""What the training loop asks of an engine. Every method is collective: all ranks call it alike."""
+"""What the training loop needs from an engine. Every method is collective: all ranks call it."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,7 +86,7 @@ class TrainEngine(Protocol):
     def step(self) -> StepResult: ...
 
     def finite(self) -> bool:
-        """Whether every parameter and all optimizer state is, on all ranks."""
+        """Whether every parameter and all optimizer state is finite, on all ranks."""
         ...
 
     def save(self, directory: Path) -> None:

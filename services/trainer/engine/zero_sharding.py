@@ -1,4 +1,4 @@
-"""Sharding by DeepSpeed's ZeRO-3. Beside deepspeed_engine the only module that imports deepspeed."""
+"""Sharding by DeepSpeed's ZeRO-3. With deepspeed_engine the only module that imports deepspeed."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager

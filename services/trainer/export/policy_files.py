@@ -41,7 +41,7 @@ def write_model(model: Any, state: Mapping[str, Tensor], directory: Path) -> Non
 
 
 def separate_tensors(model: Any, sharding: Sharding | None) -> WeightSource | None:
-    """None where a checkpoint's tensors cannot be told one parameter after the other."""
+    """None if a checkpoint's tensors cannot be derived one parameter after the other."""
     if getattr(model, "_keys_to_ignore_on_save", None):
         return None
     try:

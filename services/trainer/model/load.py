@@ -1,4 +1,4 @@
-"""Models as they come: from a directory or the hub, without what is random in them."""
+"""Models as they are stored: from a directory or the hub, without anything random in them."""
 
 from pathlib import Path
 from typing import Any, Literal
@@ -111,7 +111,7 @@ def model_directory(path: str) -> Path:
 
 
 def logit_rule(config: Any) -> LogitRule:
-    """From the configuration's keys; the probe then holds it to the model's own logits."""
+    """From the configuration's keys; the probe then checks it against the model's own logits."""
     text = config.get_text_config()
     multiplier = 1.0
     if getattr(text, "logits_scaling", None):

@@ -1,4 +1,4 @@
-"""One small forward at load that holds the trainer's assumptions to the model itself."""
+"""One small forward pass at load that checks the trainer's assumptions against the model itself."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack

@@ -161,7 +161,7 @@ def check_rule(router: Router, output: Output) -> None:
 
 @dataclass(frozen=True)
 class RoutingAgreement:
-    """In how many of `rows` positions each MoE layer's live choice was the recorded one, as a set."""
+    """In how many of `rows` positions each MoE layer's live choice equals the sampler's, as a set."""
 
     rows: int
     agreeing: tuple[int, ...]

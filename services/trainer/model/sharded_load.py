@@ -1,4 +1,4 @@
-"""A model that is cut while it is read: no rank ever holds more of it than one parameter."""
+"""A model that is sharded while it is read: no rank ever holds more than its shard and one whole parameter."""
 
 import copy
 import json

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 
 class Sharding(Protocol):
-    """All ranks call each method alike, with parameters of the same shapes in the same order."""
+    """All ranks call each method, with parameters of the same shapes in the same order."""
 
     @property
     def reads(self) -> bool:
@@ -19,7 +19,7 @@ class Sharding(Protocol):
     def is_cut(self, parameter: Tensor) -> bool: ...
 
     def cut(self, parameters: Iterable[nn.Parameter], dtype: torch.dtype) -> None:
-        """In place: each rank keeps its part. Passes over what is cut already."""
+        """In place: each rank keeps its part. Skips what is sharded already."""
         ...
 
     def whole(self, parameters: Iterable[nn.Parameter]) -> AbstractContextManager[None]:

@@ -37,7 +37,7 @@ class Begun:
 
 
 class Recorder:
-    """Every rank has one and calls it alike: each writes its part of the engine's state, rank 0 the rest."""
+    """Every rank has one and calls it: each writes its part of the engine's state, rank 0 the rest."""
 
     def __init__(self, config: Config, engine: TrainEngine) -> None:
         self._config, self._engine = config, engine
@@ -62,7 +62,7 @@ class Recorder:
         self._engine.save(staged / ENGINE_DIRECTORY)
 
     def finish(self, metrics: StepMetrics) -> None:
-        """After the step: what came of it. Only now is the recording there to be found."""
+        """After the step: its result. Only now does the recording become visible."""
         begun, self._begun = self._begun, None
         assert begun is not None
         digest = self._engine.state_digest()
@@ -102,7 +102,7 @@ class Recorder:
         return self._directory / f"staging-{step:06d}"
 
     def _clear(self, step: int) -> None:
-        """What a crash left behind, and steps that a resume from an earlier one has made void."""
+        """Removes what a crash left behind, and steps that resuming from an earlier one has voided."""
         for left_behind in self._directory.glob("staging-*"):
             shutil.rmtree(left_behind)
         for recorded, void in recorded_directories(self._run).items():

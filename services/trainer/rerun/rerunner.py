@@ -1,4 +1,4 @@
-"""Trains recorded orders again and holds what comes out against what was recorded."""
+"""Trains recorded orders again and compares the results with the recording."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -24,7 +24,7 @@ class Rerunner:
         self._config, self._overrides, self._engine, self._updater = config, tuple(overrides), engine, updater
 
     def rerun(self, steps: Sequence[RecordedStep]) -> RerunReport:
-        """Steps that follow each other. Raises InvalidData where the first one's state cannot be taken up."""
+        """Consecutive steps. Raises InvalidData if the state of the first one cannot be loaded."""
         first = steps[0]
         fresh = starts_fresh(first.record, self._overrides)
         if not fresh:

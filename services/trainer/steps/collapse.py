@@ -1,4 +1,4 @@
-"""Whether a run has lost for good what it had learnt, by its held-out scores and its training reward."""
+"""Whether a run has permanently lost what it had learned, by its held-out scores and its training reward."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ LEAST_FALL = 0.1
 
 
 class CollapseGuard:
-    """Rank 0's. What it knows is in the run's records, so it survives a restart."""
+    """Rank 0's. What it knows is in the run log, so it survives a restart."""
 
     def __init__(self, config: Config, evaluations: Sequence[dict[str, Any]], steps: Sequence[dict[str, Any]]) -> None:
         """`evaluations` and `steps` are those up to the step that the run resumes from."""
@@ -38,7 +38,7 @@ class CollapseGuard:
         return bool(self._scores) and (before is None or self._scores[-1].value > before.value)
 
     def rewarded(self, reward: float) -> bool:
-        """True when the mean of the last steps has fallen, so that the held-out prompts should have their say."""
+        """True when the mean of the last steps has fallen, so that the held-out prompts should be evaluated."""
         self._last.append(reward)
         if len(self._last) < self._settings.reward_steps:
             return False

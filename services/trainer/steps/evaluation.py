@@ -46,7 +46,7 @@ class Evaluation:
             self.groups[group_id] = scored
 
     def issue_again(self, group_id: str) -> bool:
-        """A few times; after that False, and the group stays missing."""
+        """True a few times; after that False, and the group stays missing."""
         again = sample_pb2.Prompt()
         again.CopyFrom(self.expected[group_id])
         if again.attempt >= MAX_REISSUES:

@@ -113,7 +113,7 @@ class Intake:
         return len(entries)
 
     def _accept_all(self, entries: Iterable[Entry[sample_pb2.ScoredGroup]]) -> None:
-        """What an outage is in the way of is held, and taken up at the next poll."""
+        """What cannot be processed because of an outage is held until the next poll."""
         coming = iter(entries)
         for entry in coming:
             try:
@@ -132,7 +132,7 @@ class Intake:
         return taken
 
     def reissue_ready(self, too_stale: Callable[[Arrival], bool]) -> None:
-        """Has those sampled again that have grown too stale while they waited for their step."""
+        """Has groups that became too stale while they waited for their step sampled again."""
         for arrival in [arrival for arrival in self._ready if too_stale(arrival)]:
             counters.GROUPS_REISSUED.labels(TOO_STALE).inc()
             self.release([arrival.issue])
@@ -225,7 +225,7 @@ class Intake:
         return tuple(self._blobs.get(blob) for blob in _blobs(scored))
 
     def _filter(self, entry: Entry[sample_pb2.ScoredGroup], issue: int) -> None:
-        """Dynamic sampling: a group without variance has nothing to teach, and a fresh prompt takes its place."""
+        """Dynamic sampling: a group without variance teaches nothing, and a fresh prompt replaces it."""
         self._filtered += 1
         self._ledger.lose(issue)
         counters.GROUPS_FILTERED.inc()

@@ -30,7 +30,7 @@ log = get_logger(__name__)
 
 @dataclass(frozen=True)
 class Holder:
-    """Whose lease it is. `kernel` says where `pid` and `started` mean something: boot and process namespace."""
+    """The owner of a lease. `kernel` is the boot and process namespace in which `pid` and `started` are valid."""
 
     host: str
     pid: int
@@ -61,7 +61,7 @@ class Holder:
 
     @property
     def lives(self) -> bool:
-        """Meaningful where it is here."""
+        """Only meaningful if it is on this machine."""
         return _started(self.pid) == self.started
 
 
@@ -114,7 +114,7 @@ class Lease:
             raise TrivetError("lease_lost", self._lost)
 
     def close(self) -> None:
-        """Lets go of it, so that a successor need not wait. A Redis that is away is not waited for: it expires."""
+        """Releases it, so that a successor need not wait. Does not wait for a Redis that is down: the lease expires."""
         self._ended.set()
         self._client.set_retry(Retry(NoBackoff(), 0))
         if self._thread.is_alive():
@@ -169,7 +169,7 @@ class Lease:
 
 
 def _kernel() -> str:
-    """Empty where the system does not tell."""
+    """Empty if the system does not say."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{boot}/{os.readlink('/proc/self/ns/pid')}"

@@ -98,7 +98,7 @@ class Orchestrator:
         return step_pb2.StepOrder()
 
     def restore(self, state: TrainerState) -> None:
-        """Goes on from a checkpoint: takes up what has arrived, and issues again what is nowhere to be found."""
+        """Resumes from a checkpoint: takes what has arrived, and reissues what cannot be found anywhere."""
         self.step, self._issuer.history = state.step, state.history
         self.ledger.restore(state.ledger)
         self._verifier.restore(state.ledger.get("sampling", []))
@@ -111,7 +111,7 @@ class Orchestrator:
         self.outages.poll(self.reconcile)
 
     def issue(self) -> None:
-        """As many prompts as the staleness bound allows and the run still needs; none while Redis takes none."""
+        """As many prompts as the staleness bound allows and the run still needs; none while Redis accepts none."""
         self.outages.poll(self._issue)
 
     def _issue(self) -> None:
@@ -210,7 +210,7 @@ class Orchestrator:
             counters.GROUPS_REISSUED.labels("vanished").inc()
 
     def _under_way(self) -> Iterator[sample_pb2.Prompt]:
-        """Groups only move forward, so looking in the order of the flow misses none."""
+        """Groups only move forward, so looking in the order of the flow misses none of them."""
         yield from self._prompts.scan()
         yield from (group.prompt for group in self._samples.scan())
         yield from (scored.group.prompt for scored in self._scored.scan())
@@ -253,7 +253,7 @@ class Orchestrator:
         return found
 
     def _wait_for_news(self) -> None:
-        """Only time spent waiting counts: a long step is no silence."""
+        """Only time spent waiting counts: a long step does not count as silence."""
         started = time.monotonic()
         if self._poll():
             self._silence = self._unreconciled = 0.0

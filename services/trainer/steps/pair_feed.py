@@ -41,7 +41,7 @@ class PairFeed:
         self._show()
 
     def issue(self) -> None:
-        """There is nobody to ask."""
+        """There is no service to ask."""
 
     def next_order(self) -> step_pb2.StepOrder:
         if self.controls.stop.is_set():

@@ -1,4 +1,4 @@
-"""Where rank 0's training loop gets its steps from: rollouts by way of Redis, or a file of preference pairs."""
+"""Where rank 0's training loop gets its steps from: rollouts through Redis, or a file of preference pairs."""
 
 from typing import Any, Protocol
 
@@ -20,7 +20,7 @@ class StepSource(Protocol):
 
     @property
     def history(self) -> str:
-        """The first part of every group id; it lives on in checkpoints."""
+        """The first part of every group id; it is kept in checkpoints."""
         ...
 
     @property
@@ -29,7 +29,7 @@ class StepSource(Protocol):
     def restore(self, state: TrainerState) -> None: ...
 
     def issue(self) -> None:
-        """Asks for as much as the run may ask for at this step."""
+        """Issues as much as the run may issue at this step."""
         ...
 
     def next_order(self) -> step_pb2.StepOrder:
@@ -41,11 +41,11 @@ class StepSource(Protocol):
         ...
 
     def held_out(self) -> step_pb2.StepOrder:
-        """Pairs for the engine to evaluate; empty where `evaluate` does it all."""
+        """Pairs for the engine to evaluate; empty if `evaluate` does all of it."""
         ...
 
     def dump(self) -> dict[str, Any]:
-        """For the checkpoint: what `restore` takes up."""
+        """For the checkpoint: what `restore` reads."""
         ...
 
     def commit(self) -> None:

@@ -12,7 +12,7 @@ from services.common.transport.outages import Outages
 
 @dataclass
 class Status:
-    """Written by the main thread in whole values, read by the server's."""
+    """Written by the main thread, each value as a whole; read by the server's thread."""
 
     run: str
     steps: int
@@ -80,7 +80,7 @@ class Controls:
         self._paused.clear()
 
     def request_save(self) -> "Future[trainer_pb2.Checkpoint]":
-        """The next checkpoint. One caller's cancelling it does not take it from the others."""
+        """The next checkpoint. If one caller cancels, the others still get it."""
         with self._lock:
             if self._save is None:
                 self._save = Future()

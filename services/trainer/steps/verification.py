@@ -1,4 +1,4 @@
-"""What comes back is compared with what was issued, before anything of it is fetched, trained on or deleted."""
+"""Compares what comes back with what was issued, before any of it is fetched, trained on or deleted."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple

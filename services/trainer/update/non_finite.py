@@ -19,7 +19,7 @@ FINE, LOSS, FORWARD = 0, 1, 2
 
 @dataclass(frozen=True)
 class Skipped:
-    """An optimizer step that changed nothing, and the samples that it is due to; for a gradient, all of the step's."""
+    """An optimizer step that changed nothing, and the samples that caused it; for a gradient, all of the step's."""
 
     reason: Reason
     samples: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""What a batch is held against through all its epochs: the policy and value head as they were before its first step."""
+"""What a batch is compared with through all its epochs: the policy and value head before its first step."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields

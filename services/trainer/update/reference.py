@@ -26,7 +26,7 @@ class Reference:
     """
 
     def __init__(self, policy: Policy, device: torch.device, sharding: Sharding | None = None) -> None:
-        """`sharding` is what has cut `policy`: then `logprobs` is for all ranks to call alike."""
+        """`sharding` is what has sharded `policy`: then all ranks must call `logprobs`."""
         self.facts: ModelFacts = policy.facts
         policy.eval().requires_grad_(False)
         self._policy = policy.to(device) if sharding is None else sharding.inference(policy)

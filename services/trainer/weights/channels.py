@@ -1,4 +1,4 @@
-"""Ways from the trainer's memory into the rollouts': vLLM's weight-transfer engines are at the other end."""
+"""Channels from the trainer's memory to the rollouts': vLLM's weight-transfer engines are at the other end."""
 
 import threading
 import time
@@ -23,7 +23,7 @@ class Channel(Protocol):
     collective: bool
 
     def join(self, group: str, members: Sequence[Member], seconds: float) -> None:
-        """Raises Unavailable when the group does not come about in time."""
+        """Raises Unavailable if the group is not formed in time."""
 
     def send(self, tensors: Iterator[tuple[str, Tensor]], update: GroupUpdate) -> None:
         """All members, begun and ready, have loaded everything when it returns. Raises Unavailable and InvalidData."""

@@ -96,7 +96,7 @@ class MemberUpdate:
             self._requests.put(None)
 
     def expect(self, stage: rollout_pb2.TransferStage) -> None:
-        """Bounded by the call's time. Raises Unavailable."""
+        """Bounded by the call's timeout. Raises Unavailable."""
         try:
             response = next(self._call, None)
             if stage == rollout_pb2.TRANSFER_STAGE_FINISHED:

@@ -61,7 +61,7 @@ class NcclCommunicator:
     """Rank 0 of a group. Broadcasts from the current stream of `device`."""
 
     def __init__(self, library: Any, unique_id: bytes, world_size: int, device: torch.device) -> None:
-        """Blocks until every other rank has come. Raises Unavailable where NCCL fails."""
+        """Blocks until every other rank has joined. Raises Unavailable where NCCL fails."""
         self._library, self._device = library, device
         self._calling = threading.Lock()
         self._comm: ctypes.c_void_p | None = None

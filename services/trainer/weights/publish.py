@@ -1,4 +1,4 @@
-"""Policy versions on their way to the rollouts: on disk, written atomically and pruned, or from memory."""
+"""Policy versions in transit to the rollouts: on disk, written atomically and pruned, or from memory."""
 
 import shutil
 import time
@@ -37,7 +37,7 @@ class Publisher:
         return path
 
     def store(self, staged: Path, version: int) -> weights_pb2.WeightVersion:
-        """Names the directory by version and content, and removes versions that nobody loads any more."""
+        """Names the directory by version and content, and removes versions that are no longer loaded."""
         described = describe_weights(staged, version)
         final = self._directory / f"v{version:06d}-{described.fingerprint[:8]}"
         described.path = str(final)
