@@ -111,7 +111,7 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
             await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, reason)
         delivery = Delivery(first.begin)
         loading = asyncio.create_task(self._follower.receive(delivery))
-        # Nobody may be left to ask for its outcome; the follower has told it by then.
+        # Nobody may be left to ask for its outcome; the follower has logged it by then.
         loading.add_done_callback(lambda task: task.cancelled() or task.exception())
         try:
             await _asked(delivery, loading)

@@ -60,7 +60,7 @@ VLLM_TAKEN = {
     "gdn_prefill_backend",
     "kda_prefill_backend",
     "kda_decode_backend",
-    # reading the model, and what is told
+    # reading the model, and what is reported
     "load_format",
     "download_dir",
     "model_loader_extra_config",

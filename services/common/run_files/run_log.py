@@ -12,7 +12,7 @@ from services.common.strict_json import strict
 
 log = get_logger(__name__)
 
-# A step metric: steps in a row, up to this one, in which all answers to each prompt got the same reward.
+# A step metric: steps in a row, up to this one, whose rewards did not distinguish between answers.
 STEPS_WITHOUT_SIGNAL = "steps_without_signal"
 # From so many on a run's learning is in doubt.
 WARNED_AFTER_STEPS = 5

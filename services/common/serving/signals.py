@@ -16,7 +16,7 @@ PR_SET_PDEATHSIG = 1
 def on_signals(react: Callable[[int], None], numbers: tuple[signal.Signals, ...] = ENDING) -> None:
     """From now on `react(number)` runs in a thread of its own, once for each signal. Call it in the main thread.
 
-    A Python handler runs inside the main thread, at any point of it: one that sets a threading.Event stops for ever
+    A Python handler runs inside the main thread, at any point of it: one that sets a threading.Event stops forever
     when the main thread is just then inside wait() of that event, whose lock is not reentrant. SimpleQueue.put is
     reentrant (documented with queue.SimpleQueue), so the handler does nothing but that.
     """

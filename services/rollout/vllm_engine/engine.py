@@ -263,7 +263,7 @@ class VllmEngine:
                     if not await unless(left, join(self._llm, request)):
                         raise TimeoutError
             except TimeoutError as error:
-                # The worker would wait for the others for ever.
+                # The worker would wait for the others forever.
                 await self._restart("a transfer group did not come about")
                 raise LoadFailed("transfer_timeout", f"{request.group} did not come about in time") from error
             except Exception as error:

@@ -118,7 +118,7 @@ class Launcher:
 async def end(llm: AsyncLLM) -> None:
     from vllm.v1.engine.exceptions import EngineDeadError
 
-    # Requests that still wait would wait for ever.
+    # Requests that still wait would wait forever.
     llm.output_processor.propagate_error(EngineDeadError())
     if llm.output_handler is not None:
         llm.output_handler.cancel()

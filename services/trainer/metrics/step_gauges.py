@@ -127,7 +127,7 @@ STEP_GAUGES = (
     _one(
         "steps_without_signal",
         STEPS_WITHOUT_SIGNAL,
-        "Steps in a row whose rewards told no answer to a prompt from another, so that nothing could be learnt",
+        "Steps in a row whose rewards did not distinguish between answers, so that nothing could be learned",
     ),
     _one("completion_tokens_mean", "length_mean", "Tokens of a completion, mean over the step's samples"),
     _one("truncated_samples_ratio", "truncated_ratio", "Share of samples that were cut off at sampling.max_tokens"),

@@ -23,7 +23,7 @@ def register_varlen_attention() -> None:
     from transformers.masking_utils import flash_attention_mask
 
     AttentionInterface.register(NAME, varlen_attention)
-    # Like the other flash kernels it is told where samples end, and takes no mask.
+    # Like the other flash kernels it gets the ends of the samples, and takes no mask.
     AttentionMaskInterface.register(NAME, flash_attention_mask)
 
 

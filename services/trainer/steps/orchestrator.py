@@ -237,7 +237,7 @@ class Orchestrator:
     def _overtakes(self) -> bool:
         """Whether a step taken now would leave a group behind that is too stale for the next one.
 
-        It is waited for, because groups that take long would never be trained on otherwise; but not for ever.
+        It is waited for, because groups that take long would otherwise never be trained on; but not forever.
         """
         if self._silence > self.config.trainer.batch_timeout_seconds / 2:
             return False

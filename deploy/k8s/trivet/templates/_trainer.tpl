@@ -77,7 +77,7 @@ template:
         {{- end }}
         env:
           {{- if gt $nodes 1 }}
-          # torchrun's agents would share their store with the ranks; a pod that takes the place of another waits for it in vain.
+          # torchrun's agents would share their store with the ranks; a pod that takes the place of another would wait for it forever.
           - name: TORCH_DISABLE_SHARE_RDZV_TCP_STORE
             value: "1"
           {{- end }}

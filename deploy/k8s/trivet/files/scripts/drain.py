@@ -18,7 +18,7 @@ LOOK_SECONDS = 1.0
 
 
 def main(argv: list[str] | None = None) -> int:
-    """0 in every case that leaves nothing to wait for, a service that is gone included; 1 when the time is up."""
+    """0 in every case that leaves nothing to wait for, a missing service included; 1 when the time is up."""
     parser = argparse.ArgumentParser()
     parser.add_argument("service", choices=["rollout", "trainer"])
     parser.add_argument("--address", default="127.0.0.1:50051")
