@@ -35,7 +35,7 @@ smollm2: install
 
 test: install
 	$(BIN)/python -m pytest tests/unit -n 2 --dist loadfile
-	$(BIN)/python -m pytest tests/integration --ignore tests/integration/test_dashboards_live.py
+	$(BIN)/python -m pytest tests/integration -n 2 --dist loadfile --ignore tests/integration/test_dashboards_live.py
 
 # Rules, alerts and dashboards by Prometheus' own tools and Grafana's own types; then every panel against a live system.
 deploy-check: install

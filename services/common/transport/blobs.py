@@ -39,6 +39,10 @@ class BlobStore(Protocol):
         """Missing ones are skipped. Foreign ones are left alone, and counted; so are all where the store
         does not answer."""
 
+    def sweep(self, is_over: Callable[[str], bool]) -> None:
+        """Deletes all blobs of groups that are over, by group id: also those to which no sample refers, because a
+        rollout died between putting them and handing on the group."""
+
 
 def open_blobs(config: BlobConfig, client: redis.Redis, run: str) -> BlobStore:
     if config.url == "redis":
@@ -70,6 +74,11 @@ class RedisBlobs:
         keys = _own_keys(blobs, lambda blob: _own_key(self._prefix + blob.sample_id, blob))
         if keys:
             self._client.unlink(*keys)
+
+    def sweep(self, is_over: Callable[[str], bool]) -> None:
+        for key in self._client.scan_iter(match=f"{self._prefix}*", count=1000):
+            if is_over(key.decode(errors="replace").removeprefix(self._prefix).partition("/")[0]):
+                self._client.unlink(key)
 
 
 class FsspecBlobs:
@@ -105,7 +114,18 @@ class FsspecBlobs:
         return _checked(blob.reference, data)
 
     def delete(self, blobs: Iterable[Blob]) -> None:
-        for key in _own_keys(blobs, self._own_key):
+        self._remove(_own_keys(blobs, self._own_key))
+
+    def sweep(self, is_over: Callable[[str], bool]) -> None:
+        try:
+            with _naming(self._root, "listed"), suppress(FileNotFoundError):
+                found = self._files.ls(self._root, detail=False, refresh=True)
+                self._remove(path for path in found if is_over(path.rpartition("/")[2].partition("_")[0]))
+        except Unavailable as error:
+            log.warning("blobs left behind", store=self._root, error=str(error))
+
+    def _remove(self, keys: Iterable[str]) -> None:
+        for key in keys:
             try:
                 with _naming(key, "deleted"), suppress(FileNotFoundError):
                     self._files.rm_file(key)

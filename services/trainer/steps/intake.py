@@ -148,7 +148,13 @@ class Intake:
         """To be called once a checkpoint that holds the trained groups is durable."""
         self._stream.ack(trained.entry_id for trained in self._trained)
         self._blobs.delete(blob for trained in self._trained for blob in trained.blobs)
+        self._blobs.sweep(self._is_over)
         self._trained = []
+
+    def _is_over(self, group_id: str) -> bool:
+        """Trained or lost; what is of another history is left to its own run."""
+        issue = self._issue_of(group_id)
+        return issue is not None and issue < self._ledger.cursor and not self._ledger.is_outstanding(issue)
 
     def held_issues(self) -> set[int]:
         return {arrival.issue for arrival in self._ready}

@@ -157,3 +157,13 @@ def test_a_symbolic_link_in_a_blobs_place_is_not_followed(tmp_path, redis_client
     (tmp_path / "blobs/run" / blob.reference.key.rpartition("/")[2]).symlink_to(outside)
     assert refused(blobs, blob)
     assert outside.read_bytes() == b"one"
+
+
+def test_a_sweep_takes_all_blobs_of_groups_that_are_over_and_no_other(blobs):
+    over, under_way = stored(blobs, "h-1/0/0", b"drawn"), stored(blobs, "h-2/0/0", b"kept")
+    drawn_again = stored(blobs, "h-1/0/0", b"drawn again")
+    blobs.sweep(lambda group_id: group_id == "h-1")
+    for gone in (over, drawn_again):
+        with pytest.raises(InvalidData):
+            blobs.get(gone)
+    assert blobs.get(under_way) == b"kept"

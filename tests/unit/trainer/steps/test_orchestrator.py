@@ -40,6 +40,20 @@ def test_entries_and_blobs_stay_until_a_checkpoint_holds_them(config, redis_clie
     assert len(redis_client.keys("run:blob:*")) == GROUPS * SIZE
 
 
+def test_a_checkpoint_takes_the_blobs_that_a_dead_rollout_left_behind(config, redis_client, play):
+    made = orchestrator(config, redis_client)
+    made.issue()
+    for entry in play.read():
+        # Put by a rollout that died before it handed on its samples; another drew them again.
+        play.blobs.put(f"{entry.message.group_id}/0/0", b"of the dead")
+        play.prompts.forward(entry.id, play.scored, play.group(entry.message))
+    until_training(made)
+    made.intake.commit()
+    left = {key.decode().rpartition("/")[0] for key in redis_client.keys("run:blob:*")}
+    assert left == {f"run:blob:{made.history}-{issue}/0" for issue in made.ledger.outstanding}
+    assert len(left) == GROUPS
+
+
 def test_after_a_crash_the_same_groups_are_trained_from_the_checkpoint_on(config, redis_client, play):
     made = orchestrator(config, redis_client)
     made.issue()
