@@ -51,7 +51,7 @@ def differences(cut: Policy, plain: Policy, sharding: ZeroSharding) -> list[str]
     for name, parameter in cut.named_parameters():
         own = expected.pop(name)
         if parameter.numel() or parameter.ds_tensor.numel() > -(-own.numel() // torch.distributed.get_world_size()):
-            found.append(f"{name} is not cut")
+            found.append(f"{name} is not sharded")
         with sharding.whole([parameter]):
             if parameter.dtype != own.dtype or not torch.equal(parameter, own):
                 found.append(name)
@@ -73,7 +73,7 @@ def families(directory: Path) -> dict[str, Any]:
             cut, plain = (load(config, each, critic_path=critic) for each in (sharding, None))
             if isinstance(cut, Policy) and isinstance(plain, Policy):
                 if plain.critic is not None:
-                    # DeepSpeed does this to a value head that is not cut when it takes it.
+                    # DeepSpeed does this to a value head that is not sharded when it takes it.
                     plain.critic.value_head.to(next(plain.parameters()).dtype)
                 found[f"{model.name} {dtype}"] = differences(cut, plain, sharding)
             else:
@@ -97,7 +97,7 @@ def status(field: str) -> int:
 
 
 def memory(directory: Path) -> dict[str, Any]:
-    """A large model cut, and beside it as the reference; the same reference whole, for comparison."""
+    """A large sharded model, and in addition as the reference; the same reference unsharded, for comparison."""
     small, config = (configuration(directory / name, "float32") for name in ("families/qwen3_moe", "large"))
     sharding = ZeroSharding(small, torch.device("cpu"))
     # Libraries load and allocate what they need once.

@@ -48,7 +48,7 @@ class View:
 def awaited_line(seen: Observation) -> str:
     """What happens before the first step, which may take minutes."""
     state = "starting" if seen.trainer is None else _state(seen.trainer)
-    # Where pairs of a file are learnt from, there are neither queues nor rollouts.
+    # A run that learns from pairs of a file has neither queues nor rollouts.
     if seen.trainer is None or seen.rollouts or not seen.depths:
         return f"the trainer is {state} …"
     return f"the trainer is {state}; no rollout answers yet …"

@@ -21,7 +21,7 @@ def take_up(
     """Loads it into the engine; None where the run begins. Collective.
 
     `fits` raises for a checkpoint that the run cannot resume from. Raises InvalidData for that, and where every
-    checkpoint is damaged: to begin anew in silence would be a loss.
+    checkpoint is damaged: to start over silently would be a loss.
     """
     if engine.rank == 0:
         checkpoints.recover()

@@ -72,7 +72,7 @@ class DeepSpeedEngine:
     ) -> None:
         """`source` is the directory whose tokenizer goes into exports; `leaves_group` makes `close` end the group.
 
-        `sharding` is what has cut `policy`.
+        `sharding` is what has sharded `policy`.
         """
         import deepspeed
 

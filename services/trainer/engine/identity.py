@@ -34,7 +34,7 @@ KEYS = {
 
 @dataclass(frozen=True)
 class Identity:
-    """A checkpoint loads only where all of this is equal, but for how it is cut into shards: see Saved.
+    """A checkpoint loads only where all of this is equal, except for how it is sharded: see Saved.
 
     `parameters` and `critic` digest names and shapes.
     """

@@ -32,7 +32,7 @@ class ZeroSharding:
         import deepspeed
 
         self._config, self._device = config, device
-        # An engine cuts what is not cut yet by the settings of what is: this module has one parameter to ask.
+        # An engine shards what is not sharded yet by the settings of what is: this module has one parameter to ask.
         seed = nn.ParameterList([torch.zeros(1)])
         deepspeed.zero.Init(module=seed, config_dict_or_path=deepspeed_config(config))
         self._seed: Any = seed[0]
@@ -41,12 +41,12 @@ class ZeroSharding:
     def reads(self) -> bool:
         return dist.get_rank() == 0
 
-    def is_cut(self, parameter: Tensor) -> bool:
+    def is_sharded(self, parameter: Tensor) -> bool:
         return hasattr(parameter, "ds_id")
 
-    def cut(self, parameters: Iterable[nn.Parameter], dtype: torch.dtype) -> None:
+    def shard(self, parameters: Iterable[nn.Parameter], dtype: torch.dtype) -> None:
         for parameter in parameters:
-            if self.is_cut(parameter):
+            if self.is_sharded(parameter):
                 continue
             kept = dtype if parameter.is_floating_point() else parameter.dtype
             if self.reads:

@@ -88,7 +88,7 @@ def _bytes(values: Tensor) -> UInt8[Tensor, "bytes"]:
 
 
 def _slice_of(parameter: Any, zero: Any) -> tuple[int, Tensor, int, int] | None:
-    """ZeRO 1 and 2 cut the concatenation of a group's parameters, so a rank may hold part of one, or none of it."""
+    """ZeRO 1 and 2 shard the concatenation of a group's parameters, so a rank may hold part of one, or none of it."""
     mapping = parameter._hp_mapping
     if mapping is None:
         return None
@@ -97,7 +97,7 @@ def _slice_of(parameter: Any, zero: Any) -> tuple[int, Tensor, int, int] | None:
 
 
 def _partition_of(parameter: Any, zero: Any) -> tuple[int, Tensor, int, int] | None:
-    """ZeRO-3 cuts each parameter into equal partitions, the last ones padded."""
+    """ZeRO-3 shards each parameter into equal partitions, the last ones padded."""
     group, offset, padded = zero.grad_position[zero.get_param_id(parameter)]
     start = padded * dist.get_rank(parameter.ds_process_group)
     size = min(padded, parameter.ds_numel - start)

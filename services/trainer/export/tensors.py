@@ -15,16 +15,16 @@ from services.trainer.model.sharding import Sharding, whole, whole_shape
 def whole_tensors(model: nn.Module, sharding: Sharding | None) -> Iterator[tuple[str, Tensor]]:
     """Parameters and persistent buffers under the model's names, module by module; tied ones once.
 
-    Collective where `sharding` has cut the model: every rank iterates to the end. A tensor is whole only until the next
-    one is asked for.
+    Collective if the model is sharded: every rank iterates to the end. A tensor is whole only until the next one is
+    asked for.
     """
     for name, tensor in _named(model):
-        with whole([tensor], sharding if sharding is not None and sharding.is_cut(tensor) else None):
+        with whole([tensor], sharding if sharding is not None and sharding.is_sharded(tensor) else None):
             yield name, tensor.detach()
 
 
 class WeightSource:
-    """Iterates (name, tensor) anew for each version. Under the hub's names one parameter may be many tensors."""
+    """Iterates (name, tensor) afresh for each version. Under the hub's names one parameter may be many tensors."""
 
     def __init__(self, model: Any, sharding: Sharding | None) -> None:
         """Raises InvalidData for a model whose hub tensors are made of several parameters each."""

@@ -39,7 +39,7 @@ class Critic(nn.Module):
     """
 
     def __init__(self, model: Any, sharding: Sharding | None = None) -> None:
-        """`model` is a causal LM, whose output matrix is not kept; cut by `sharding`."""
+        """`model` is a causal LM, whose output matrix is not kept; sharded by `sharding`."""
         super().__init__()
         embeddings = model.get_input_embeddings().weight
         self.packs = probe(model, [], logit_rule(model.config), sharding).packs

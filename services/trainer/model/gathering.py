@@ -1,4 +1,4 @@
-"""A forward and backward of a model whose parameters are cut, before any engine has taken it.
+"""A forward and backward of a model whose parameters are sharded, before any engine has taken it.
 
 A layer is whole while it computes; nothing of it stays for backward, which gathers it again: what autograd saves of a
 parameter is replaced by where to find it.

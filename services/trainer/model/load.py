@@ -32,8 +32,8 @@ def read_model(
     device: torch.device | None = None,
     sharding: Sharding | None = None,
 ) -> Any:
-    """A transformers causal LM: on `device` with `sharding`, which cuts it, or under a flash kernel, which runs nowhere
-    else; else on the CPU.
+    """A transformers causal LM: sharded on `device` with `sharding`, whole on `device` under a flash kernel, which
+    runs nowhere else, and otherwise on the CPU.
 
     Raises InvalidData for an attention that this dtype, device or model does not have, and as read_sharded does.
     """
@@ -55,7 +55,7 @@ def read_model(
             "attention_unsupported", f"model.attention is {attention}, which {config.model_type} cannot take ({error})"
         ) from error
     if attention in FLASH or sharding is not None:
-        # Of a model that is cut only the buffers move.
+        # Of a sharded model only the buffers move.
         model.to(device)
     if gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})

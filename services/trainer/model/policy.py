@@ -35,7 +35,7 @@ class Policy(nn.Module):
     ) -> None:
         """Values come from a `value_head` on the policy's trunk or from a `critic` of its own; not from both.
 
-        `sharding` is what has cut `model`.
+        `sharding` is what has sharded `model`.
 
         Raises InvalidData for a family whose routing (with `keep_routing`) or logits cannot be computed exactly.
         """
@@ -127,7 +127,7 @@ def load_policy(
 ) -> Policy:
     """From a Hugging Face directory or hub id; in train mode. Raises InvalidData as Policy and read_model do.
 
-    On the CPU, whatever `device` it will compute on, but for a flash kernel. With `sharding` all parameters are cut
+    On the CPU, whatever `device` it will compute on, but for a flash kernel. With `sharding` all parameters are sharded
     and all ranks call this alike.
 
     With `critic_path` values come from a critic read from there. A value head starts at zero, whatever is on disk.
@@ -153,7 +153,7 @@ def load_policy(
             sharding=sharding,
         )
     if sharding is not None:
-        sharding.cut(policy.parameters(), DTYPES[dtype])
+        sharding.shard(policy.parameters(), DTYPES[dtype])
     return policy.train()
 
 

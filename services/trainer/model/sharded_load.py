@@ -80,7 +80,7 @@ def read_sharded(directory: Path, config: Any, dtype: torch.dtype, sharding: Sha
     weights = stored_tensors(directory, reads=sharding.reads, dtype=dtype)
     with _read_in_turn(), _cut_once_read(sharding, dtype):
         model = family.from_pretrained(None, config=own, state_dict=weights, dtype=dtype, **chosen)
-    sharding.cut(model.parameters(), dtype)
+    sharding.shard(model.parameters(), dtype)
     for module in model.modules():
         for name, buffer in list(module.named_buffers(recurse=False)):
             # Without reading it takes no memory of its own yet.
@@ -99,16 +99,16 @@ def _family(config: Any) -> Any:
 
 @contextmanager
 def _cut_once_read(sharding: Sharding, dtype: torch.dtype) -> Iterator[None]:
-    def cut(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+    def shard(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
         # transformers marks what it has read; a model under construction is without marks, and on the meta device.
         if parameter is None or parameter.is_meta or not getattr(parameter, "_is_hf_initialized", False):
             return
-        sharding.cut([parameter], dtype)
+        sharding.shard([parameter], dtype)
         present = module._parameters.get(name)
-        if present is not None and present is not parameter and sharding.is_cut(present):
+        if present is not None and present is not parameter and sharding.is_sharded(present):
             _check_tied(name, present, parameter, sharding)
 
-    handle = register_module_parameter_registration_hook(cut)
+    handle = register_module_parameter_registration_hook(shard)
     try:
         yield
     finally:
@@ -128,7 +128,7 @@ def _check_tied(name: str, present: nn.Parameter, parameter: nn.Parameter, shard
 
 @contextmanager
 def _read_in_turn() -> Iterator[None]:
-    """Else transformers' threads read ahead of what is being cut, up to the whole model."""
+    """Else transformers' threads read ahead of what is being sharded, up to the whole model."""
     before = os.environ.get(_READ_IN_TURN)
     os.environ[_READ_IN_TURN] = "1"
     try:

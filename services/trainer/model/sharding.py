@@ -13,12 +13,12 @@ class Sharding(Protocol):
 
     @property
     def reads(self) -> bool:
-        """Whether this rank's values count where parameters are cut; of the other ranks only the shapes do."""
+        """Whether this rank's values count when parameters are sharded; of the other ranks only the shapes do."""
         ...
 
-    def is_cut(self, parameter: Tensor) -> bool: ...
+    def is_sharded(self, parameter: Tensor) -> bool: ...
 
-    def cut(self, parameters: Iterable[nn.Parameter], dtype: torch.dtype) -> None:
+    def shard(self, parameters: Iterable[nn.Parameter], dtype: torch.dtype) -> None:
         """In place: each rank keeps its part. Skips what is sharded already."""
         ...
 
@@ -31,12 +31,12 @@ class Sharding(Protocol):
         ...
 
     def inference(self, module: nn.Module) -> nn.Module:
-        """`module` for forward passes without gradients: what is cut is gathered as it is needed."""
+        """`module` for forward passes without gradients: what is sharded is gathered as it is needed."""
         ...
 
 
 def whole_shape(parameter: Tensor) -> torch.Size:
-    """Of a parameter that may be cut: DeepSpeed leaves nothing in the parameter itself."""
+    """Of a parameter that may be sharded: DeepSpeed leaves nothing in the parameter itself."""
     shape: torch.Size = getattr(parameter, "ds_shape", parameter.shape)
     return shape
 

@@ -50,14 +50,14 @@ def load_reference(
 ) -> Reference:
     """`device` is the trainer's; under int8 the rest has model.dtype. Raises InvalidData as load_policy does.
 
-    `sharding` cuts a reference that is neither int8 nor on the CPU next to a trainer that is not: those are whole on
+    `sharding` shards a reference that is neither int8 nor on the CPU next to a trainer that is not: those are whole on
     each rank.
     A reference on the CPU or in float32 leaves a flash kernel of model.attention to the policy.
     """
     dtype = config.dtype or model.dtype
     wide = model.dtype if dtype == "int8" else dtype
     own = torch.device("cpu") if config.device == "cpu" else device
-    cuts = None if dtype == "int8" or own.type != device.type else sharding
+    shards = None if dtype == "int8" or own.type != device.type else sharding
     fits = model.attention not in FLASH or (own.type == "cuda" and wide != "float32")
     policy = load_policy(
         config.path or model.path,
@@ -65,11 +65,11 @@ def load_reference(
         keep_routing=keep_routing,
         attention=model.attention if fits else "auto",
         device=own,
-        sharding=cuts,
+        sharding=shards,
     )
     if dtype == "int8":
         quantize(policy.model)
-    return Reference(policy, own, cuts)
+    return Reference(policy, own, shards)
 
 
 def check_reference(reference: ModelFacts, policy: ModelFacts, *, keep_routing: bool) -> None:

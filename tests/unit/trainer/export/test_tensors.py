@@ -40,7 +40,7 @@ class Cutting:
             self._whole[parameter] = (name, parameter.data)
             parameter.data = torch.empty(0, dtype=parameter.dtype)
 
-    def is_cut(self, parameter):
+    def is_sharded(self, parameter):
         return parameter in self._whole
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""Reading and probing a model that is cut while it is read, with the parts kept in this process."""
+"""Reading and probing a model that is sharded while it is read, with the parts kept in this process."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -32,12 +32,12 @@ class KeptAside:
         self.bytes_whole = self.most_bytes_whole = 0
         self.served: list[nn.Module] = []
 
-    def is_cut(self, parameter: Tensor) -> bool:
+    def is_sharded(self, parameter: Tensor) -> bool:
         return id(parameter) in self.kept
 
-    def cut(self, parameters: Iterable[nn.Parameter], dtype: torch.dtype) -> None:
+    def shard(self, parameters: Iterable[nn.Parameter], dtype: torch.dtype) -> None:
         for parameter in parameters:
-            if not self.is_cut(parameter):
+            if not self.is_sharded(parameter):
                 parameter.ds_shape = parameter.shape  # type: ignore[attr-defined]
                 values = parameter.detach().to(dtype) if parameter.is_floating_point() else parameter.detach()
                 self.kept[id(parameter)] = (parameter, values.clone())
@@ -176,7 +176,7 @@ def test_what_the_file_does_not_have_is_cut_too(tmp_path: Path) -> None:
     save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
     sharding = KeptAside()
     model = read_model(str(tmp_path), dtype="bfloat16", device=CPU, sharding=sharding)
-    assert all(sharding.is_cut(parameter) for parameter in model.parameters())
+    assert all(sharding.is_sharded(parameter) for parameter in model.parameters())
     assert {values.dtype for values in sharding.values(model).values()} == {torch.bfloat16}
     assert not any(buffer.is_meta for buffer in model.buffers())
 
@@ -197,7 +197,7 @@ def test_value_heads_and_critics_are_cut_with_the_rest(tmp_path: Path) -> None:
     for extra in ({"value_head": True}, {"critic_path": directory}):
         sharding = KeptAside()
         policy = load_policy(directory, dtype="bfloat16", device=CPU, sharding=sharding, **extra)  # type: ignore[arg-type]
-        assert all(sharding.is_cut(parameter) for parameter in policy.parameters())
+        assert all(sharding.is_sharded(parameter) for parameter in policy.parameters())
         heads = {name: values for name, values in sharding.values(policy).items() if "value_head" in name}
         assert {tuple(values.shape) for values in heads.values()} == {(1, 32), (1,)}
         assert not any(values.any() for values in heads.values())
@@ -261,7 +261,7 @@ def test_gradients_through_gathered_layers_are_those_of_the_whole_model() -> Non
 
     expected = gradient()
     sharding = KeptAside()
-    sharding.cut(model.parameters(), torch.float32)
+    sharding.shard(model.parameters(), torch.float32)
     with gathered_by_layer(model, sharding):
         assert torch.equal(gradient(), expected)
         assert torch.equal(gradient(), expected)
@@ -271,7 +271,7 @@ def test_gradients_through_gathered_layers_are_those_of_the_whole_model() -> Non
 def test_a_forward_that_fails_leaves_nothing_gathered() -> None:
     model = Stack()
     sharding = KeptAside()
-    sharding.cut(model.parameters(), torch.float32)
+    sharding.shard(model.parameters(), torch.float32)
     with gathered_by_layer(model, sharding), pytest.raises(RuntimeError, match="size of tensor"):
         model(torch.randn(4, 3))
     assert sharding.bytes_whole == 0
