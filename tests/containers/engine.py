@@ -1,4 +1,4 @@
-"""A Docker engine of the check's own, beside any that the machine may have. Needs root."""
+"""A Docker engine of the check's own, separate from any that the machine may have. Needs root."""
 
 import os
 import shutil
@@ -84,8 +84,8 @@ class Engine:
 
 def client() -> str:
     """The client that came with the engine: another one earlier on the path may not speak its version."""
-    beside = Path(program("dockerd")).parent.parent / "bin/docker"
-    return str(beside) if beside.exists() else program("docker")
+    bundled = Path(program("dockerd")).parent.parent / "bin/docker"
+    return str(bundled) if bundled.exists() else program("docker")
 
 
 def program(name: str) -> str:

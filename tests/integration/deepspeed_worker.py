@@ -1,7 +1,7 @@
 """One rank of test_deepspeed_engine: `deepspeed_worker.py DIRECTORY [resume]`, under torchrun or alone.
 
 Goes through ZeRO stages and precisions in one process; rank 0 writes what it saw to DIRECTORY/results-<world size>.json
-and the parameters to safetensors beside it. With `resume` it only takes up what another number of ranks saved.
+and the parameters to safetensors next to it. With `resume` it only takes up what another number of ranks saved.
 """
 
 import json
@@ -256,12 +256,12 @@ def skip_not_finite(directory: Path, stage: int, dtype: str) -> dict[str, Any]:
     config = configuration(directory / "model", stage, dtype, algorithm=PPO)
     engine = open_engine(config)
     start = engine.state_digest()
-    told = {}
+    reported = {}
     for field, gradient in [("logprobs", False), ("values", False), ("logprobs", True), ("values", True)]:
         updater = Updater(config, NotFinite(engine, field, gradient=gradient), None)  # type: ignore[arg-type]
         values = updater.train(rewarded_samples())
         (skipped,) = updater.skipped
-        told[f"{field}-{gradient}"] = {
+        reported[f"{field}-{gradient}"] = {
             "applied": values["step_applied"],
             "reason": skipped.reason,
             "samples": list(skipped.samples),
@@ -275,9 +275,9 @@ def skip_not_finite(directory: Path, stage: int, dtype: str) -> dict[str, Any]:
         found[-1] = float("inf")
     finite.append(engine.finite())
     engine.close()
-    everywhere = torch.tensor([float(finite == [True, False]), float(len(told) == 4)])
+    everywhere = torch.tensor([float(finite == [True, False]), float(len(reported) == 4)])
     torch.distributed.all_reduce(everywhere, op=torch.distributed.ReduceOp.MIN)
-    return {"told": told, "applied": applied, "finite_on_every_rank": everywhere.tolist()}
+    return {"reported": reported, "applied": applied, "finite_on_every_rank": everywhere.tolist()}
 
 
 CRITIC = {**PPO, "critic": "separate", "critic_learning_rate": 3 * LEARNING_RATE}

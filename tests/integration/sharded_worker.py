@@ -109,12 +109,12 @@ def memory(directory: Path) -> dict[str, Any]:
     def reference(by: ZeroSharding | None) -> Reference:
         return load_reference(ReferenceConfig(), config.model, device=torch.device("cpu"), sharding=by)
 
-    cut_reference, beside = peak_bytes(lambda: reference(sharding))
+    cut_reference, reference_bytes = peak_bytes(lambda: reference(sharding))
     batch = pack(make_samples([(4, 5), (3, 4)], routing=None))
     logprobs, computing = peak_bytes(lambda: cut_reference.logprobs(batch, keep_routing=False))
     whole_reference, whole = peak_bytes(lambda: reference(None))
     gap = float((whole_reference.logprobs(batch, keep_routing=False) - logprobs).abs().max())
-    return {"loading": loading, "beside": beside, "computing": computing, "whole": whole, "gap": gap}
+    return {"loading": loading, "reference": reference_bytes, "computing": computing, "whole": whole, "gap": gap}
 
 
 def main() -> None:

@@ -132,9 +132,9 @@ def test_a_number_that_is_not_finite_on_one_rank_skips_the_step_on_all(
 ) -> None:
     world_size, stage, dtype = case
     result = results[world_size]["not_finite"][f"{stage}-{dtype}"]
-    for told in result["told"].values():
-        assert (told["applied"], told["reason"], told["unchanged"]) == (0, "forward", True)
-        assert 0 < len(told["samples"]) < len(worker.LENGTHS)
+    for reported in result["reported"].values():
+        assert (reported["applied"], reported["reason"], reported["unchanged"]) == (0, "forward", True)
+        assert 0 < len(reported["samples"]) < len(worker.LENGTHS)
     assert result["applied"] == [1, 1]
     assert result["finite_on_every_rank"] == [1, 1]
 

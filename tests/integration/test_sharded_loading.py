@@ -63,7 +63,7 @@ def test_no_rank_holds_much_more_than_its_part(results: list[dict[str, Any]], si
     for found in results:
         memory = found["memory"]
         assert memory["loading"] < 0.75 * size, memory
-        assert memory["beside"] < 0.75 * size, memory
+        assert memory["reference"] < 0.75 * size, memory
         assert memory["computing"] < 0.25 * size, memory
         # The measure sees what it is to see.
         assert memory["whole"] > size, memory

@@ -1,4 +1,4 @@
-"""`trivet up` as a user runs it: two ranks under ZeRO-3, Ctrl-C on the way, going on from the checkpoint."""
+"""`trivet up` as a user runs it: two ranks under ZeRO-3, Ctrl-C on the way, resuming from the checkpoint."""
 
 import json
 import signal
@@ -61,13 +61,13 @@ def wait_for_step(directory: Path, step: int, process: "subprocess.Popen[str]") 
 
 
 @pytest.mark.timeout(600)
-def test_ctrl_c_leaves_a_checkpoint_and_no_process_and_the_run_goes_on(run, leftovers):
+def test_ctrl_c_leaves_a_checkpoint_and_no_process_and_the_run_resumes(run, leftovers):
     rate = ("--set", "trainer.optimizer.learning_rate=3.0e-4")
     first = up(run, *rate)
     wait_for_step(run, 1, first)
-    beside = up(run)
-    output = rest_of(beside, 60)
-    assert beside.returncode == 1
+    second = up(run)
+    output = rest_of(second, 60)
+    assert second.returncode == 1
     assert f"is in use by another `trivet up` (process {first.pid})" in output
     first.send_signal(signal.SIGINT)
     output = rest_of(first, 120)
@@ -78,7 +78,7 @@ def test_ctrl_c_leaves_a_checkpoint_and_no_process_and_the_run_goes_on(run, left
     assert 1 <= stopped.state.step <= STEPS
     last_lines = output.strip().splitlines()[-2:]
     assert last_lines[0].startswith(f"Stopped; the newest checkpoint holds step {stopped.state.step}: ")
-    assert last_lines[1] == f"Go on with: trivet up {run / 'run.yaml'} {' '.join(rate)}"
+    assert last_lines[1] == f"Resume with: trivet up {run / 'run.yaml'} {' '.join(rate)}"
 
     second = up(run, *rate)
     output = rest_of(second, 300)

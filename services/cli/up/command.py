@@ -106,7 +106,7 @@ class _Run:
         self._say(_left(saved, self._started, trained, failed=failure is not None))
         if failure is not None and failure.status in NEVER_RESTARTED:
             self._say("Started again as it is, it would end the same way: change what the reason names first.")
-        self._say(f"Go on with: {self._command}")
+        self._say(f"Resume with: {self._command}")
         return EXIT_STOPPED if failure is None else failure.status
 
     def _watch(self) -> bool:

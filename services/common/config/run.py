@@ -164,7 +164,10 @@ class EvaluationConfig(Section):
     every: int = Field(10, ge=0, description="steps between evaluations; 0: only at the start and the end")
     prompts: int = Field(64, ge=1, description="how many held-out prompts (dpo: pairs), the first ones of their split")
     samples: int = Field(
-        4, ge=0, le=MAX_GROUP_SIZE, description="sampled completions per prompt, beside the greedy one; 0 for none"
+        4,
+        ge=0,
+        le=MAX_GROUP_SIZE,
+        description="sampled completions per prompt, in addition to the greedy one; 0 for none",
     )
     success_reward: float = Field(1.0, description="a reward of at least this counts as correct")
     timeout_seconds: float = Field(

@@ -15,11 +15,12 @@ class RolloutConfig(Section):
     replicas: int = Field(1, ge=1, description="processes that `trivet up` starts")
     concurrent_groups: int = Field(32, ge=1, description="groups that one rollout samples at a time")
     capture: Literal["auto", "native", "worker_extension"] = Field(
-        "auto", description="who records routing and candidates: vLLM itself (GPU), or Trivet's worker extension (CPU)"
+        "auto",
+        description="what captures routing and candidates: vLLM itself (GPU), or Trivet's worker extension (CPU)",
     )
     update: Literal["keep", "wait"] = Field(
         "keep",
-        description="weights arrive while samples run: keep them and go on under the new weights, or finish them first",
+        description="weights arrive while samples run: continue them under the new weights, or finish them first",
     )
     logprobs_mode: Literal["processed_logprobs", "raw_logprobs", "processed_logits", "raw_logits"] = Field(
         "processed_logprobs", description="what vLLM reports of each token; Trivet makes log-probs as sampled of it"
@@ -68,7 +69,7 @@ class RewardConfig(Section):
     )
     scorer_environment: list[str] = Field(
         default_factory=list,
-        description="variables that scorers see beside PATH, HOME, LANG, PYTHON*, OMP_* and the like",
+        description="variables that scorers see in addition to PATH, HOME, LANG, PYTHON*, OMP_* and the like",
     )
     scorer_user: str | None = Field(
         None,

@@ -78,7 +78,7 @@ class Outages:
         self._waiting[code] = self._waiting.get(code, 0) + 1
         self._errors[code] = error
 
-    def goes_on(self, error: Outage) -> None:
+    def still_lasts(self, error: Outage) -> None:
         """Raises the error when the outage is over the limit."""
         self._errors[error.code] = error
         if time.monotonic() - self._since[error.code] > self._limit:
@@ -109,7 +109,7 @@ class _Wait:
         if error.code not in self._codes:
             self._codes[error.code] = None
             self._outages.began(error)
-        self._outages.goes_on(error)
+        self._outages.still_lasts(error)
         self._failures += 1
         return self._outages.backoff(self._failures - 1)
 

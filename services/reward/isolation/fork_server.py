@@ -23,7 +23,7 @@ from services.common.errors import InvalidData
 from services.reward.isolation.containment import User, adopt_orphans, contain, find_user, go_first, protect_service
 from services.reward.isolation.scorer_process import serve
 
-# Nothing tells that an orphan has arrived.
+# Nothing announces a new orphan.
 SWEEP_SECONDS = 0.5
 END_SECONDS = 10.0
 

@@ -76,7 +76,7 @@ def unstopped_turn(config: Config, tokenizer: Tokenizer) -> str | None:
         return None
     return (
         f"model.path is {config.model.path!r}, whose chat template ends a turn with the token {end}, at which the "
-        "sampler does not stop: completions go on to sampling.max_tokens unless eos_token_id in its "
+        "sampler does not stop: completions run to sampling.max_tokens unless eos_token_id in its "
         "generation_config.json names the token, too"
     )
 

@@ -209,8 +209,8 @@ def test_a_check_that_fails_itself_is_a_finding(tree, monkeypatch):
     ]
 
 
-@pytest.mark.parametrize(("stops", "told"), [(None, True), (3, True), (1, False), ([7, 1], False)])
-def test_a_turn_at_whose_end_the_sampler_continues_is_a_doubt(tree, model, tmp_path, stops, told):
+@pytest.mark.parametrize(("stops", "reported"), [(None, True), (3, True), (1, False), ([7, 1], False)])
+def test_a_turn_at_whose_end_the_sampler_continues_is_a_doubt(tree, model, tmp_path, stops, reported):
     """As with a base model whose tokenizer has a chat template; the quickstart ends turns with token 1."""
     import shutil
 
@@ -222,7 +222,7 @@ def test_a_turn_at_whose_end_the_sampler_continues_is_a_doubt(tree, model, tmp_p
     tree["model"]["path"] = str(copy)
     report = trainer_check.report(parse_config(tree))
     assert report.findings == ()
-    assert len(report.doubts) == told
+    assert len(report.doubts) == reported
     assert all("ends a turn with the token 1, at which the sampler does not stop" in doubt for doubt in report.doubts)
 
 

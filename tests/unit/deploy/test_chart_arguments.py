@@ -140,8 +140,8 @@ def started(pod: Mounted, folder: Path, index: int) -> list[str]:
     environment = {"PATH": f"{folder}:{os.environ['PATH']}", "JOB_COMPLETION_INDEX": str(index)}
     command = [*pod.container["command"], *pod.arguments]
     ended = subprocess.run(command, env=environment, check=True, capture_output=True, text=True, timeout=20)
-    told: list[str] = json.loads(ended.stdout)
-    return told
+    reported: list[str] = json.loads(ended.stdout)
+    return reported
 
 
 @pytest.mark.parametrize(("values", "nodes", "ranks"), [("multi-node", 2, 8), ("cpu", 3, 2)])

@@ -46,7 +46,7 @@ def test_images_are_small_unprivileged_and_checked(path: Path) -> None:
     assert last.index("/opt/trivet") < last.index("COPY services")
 
 
-def test_every_entry_point_has_its_command_beside_it() -> None:
+def test_every_entry_point_has_its_command_next_to_it() -> None:
     """An ENTRYPOINT drops the CMD of the stage below."""
     for path in DOCKERFILES:
         entries = re.findall(r'^ENTRYPOINT \["python", "-m", "services\.\w+"\]\n(.*)$', path.read_text(), re.MULTILINE)

@@ -276,6 +276,6 @@ async def test_an_update_begins_with_begin(stub, engine, first):
 
 
 async def test_the_status_tells_the_engine_while_it_runs(stub, engine):
-    for problem, told in ((None, "first"), ("engine restarts", "")):
+    for problem, reported in ((None, "first"), ("engine restarts", "")):
         engine.problem = problem
-        assert (await stub.GetStatus(rollout_pb2.RolloutServiceGetStatusRequest())).engine == told
+        assert (await stub.GetStatus(rollout_pb2.RolloutServiceGetStatusRequest())).engine == reported

@@ -124,7 +124,7 @@ def best(config):
     return found and (found.step, found.score)
 
 
-def test_the_best_checkpoint_stays_beside_the_newest(base, tmp_path):
+def test_the_best_checkpoint_stays_in_addition_to_the_newest(base, tmp_path):
     config = settings(base, tmp_path, every=2, checkpoint_every=2, steps=12)
     run(config, lambda step: {4: 0.9}.get(step, 0.5))
     assert (kept(config), best(config)) == ([4, 10, 12], (4, 0.9))

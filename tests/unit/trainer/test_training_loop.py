@@ -158,8 +158,8 @@ def test_a_run_with_the_same_reward_for_all_says_that_there_is_nothing_to_learn(
     with capture_logs() as logs:
         assert run.go()
     assert [line["metrics"]["steps_without_signal"] for line in lines(run)] == [1, 0, 1, 2, 3, 4, 5]
-    (told,) = [line for line in logs if line["event"].startswith("nothing to learn")]
-    assert (told["log_level"], told["steps_in_a_row"], told["rewards"]) == ("warning", 5, [0.5])
+    (reported,) = [line for line in logs if line["event"].startswith("nothing to learn")]
+    assert (reported["log_level"], reported["steps_in_a_row"], reported["rewards"]) == ("warning", 5, [0.5])
     assert REGISTRY.get_sample_value("trivet_trainer_steps_without_signal") == 5
 
 
@@ -169,13 +169,13 @@ def test_steps_that_are_not_finite_are_skipped_and_the_run_goes_on(tmp_path):
     assert run.release.versions == list(range(STEPS + 1))
     assert run.engine.steps_applied == STEPS - 2
     assert skips() == before + 2
-    told = {line["step"]: line for line in lines(run)}
-    assert [told[step]["metrics"]["step_applied"] for step in range(1, 7)] == [1, 0, 0, 1, 1, 1]
-    assert told[2]["metrics"]["loss"] is None
-    (skipped,) = told[2]["skipped"]
+    reported = {line["step"]: line for line in lines(run)}
+    assert [reported[step]["metrics"]["step_applied"] for step in range(1, 7)] == [1, 0, 0, 1, 1, 1]
+    assert reported[2]["metrics"]["loss"] is None
+    (skipped,) = reported[2]["skipped"]
     assert skipped["reason"] == "forward"
     assert skipped["samples"]
-    assert set(skipped["samples"]) < set(told[2]["samples"])
+    assert set(skipped["samples"]) < set(reported[2]["samples"])
     # Who reads the run log sees no number where there was none.
     assert "loss" not in run.run_log.steps()[1]["metrics"]
 

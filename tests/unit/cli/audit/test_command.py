@@ -97,10 +97,10 @@ def test_the_row_that_training_sees_decides() -> None:
 def test_candidates_and_refusals_count() -> None:
     facts = report().candidates.model_copy(update={"inside": 357, "sum_error_max": 0.5})
     refused = (Refusal(group_id="audit-2", code="routing_rows", reason="replay.routing has 3 rows, expected 9"),)
-    told = failures(report(candidates=facts, refused=refused), STRICT)
-    assert told[0].startswith("2 sampled tokens are outside")
-    assert "1 ± 0.5" in told[1]
-    assert "routing_rows: replay.routing has 3 rows" in told[2]
+    reported = failures(report(candidates=facts, refused=refused), STRICT)
+    assert reported[0].startswith("2 sampled tokens are outside")
+    assert "1 ± 0.5" in reported[1]
+    assert "routing_rows: replay.routing has 3 rows" in reported[2]
 
 
 def test_defaults_are_stricter_than_the_usual_acceptance_and_bfloat16_is_looser_than_float32() -> None:

@@ -68,7 +68,7 @@ def test_a_setting_that_one_of_them_refuses_is_reported_before_any_trains(config
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "reported"),
     [
         (["--algorithms", "grpo"], "neither is given"),
         (["--algorithms", "grpo", "--train", "a.yaml", "runs/a"], "both are given"),
@@ -76,10 +76,10 @@ def test_a_setting_that_one_of_them_refuses_is_reported_before_any_trains(config
         (["--algorithms", ",", "runs/a"], "expected different names"),
     ],
 )
-def test_wrong_usage_is_reported(arguments, told):
+def test_wrong_usage_is_reported(arguments, reported):
     result = CliRunner().invoke(app, ["compare", *arguments])
     assert result.exit_code == 2
-    assert told in result.output
+    assert reported in result.output
 
 
 def test_a_training_that_fails_does_not_end_the_others(config_file, tmp_path, monkeypatch):

@@ -63,7 +63,7 @@ def test_equality_is_the_verdict_where_nothing_was_changed():
 
 
 @pytest.mark.parametrize(
-    ("changed", "told"),
+    ("changed", "reported"),
     [
         (step(3, pair("loss", 0.5, math.nextafter(0.5, 1)), pair("kl", 0.0, 0.0)), "1 of 2 values differ: loss"),
         (step(3, pair("loss", 0.5, None)), "1 of 1 values differ: loss"),
@@ -71,12 +71,12 @@ def test_equality_is_the_verdict_where_nothing_was_changed():
         (step(3, pair("loss", 0.5, 0.5), ends=False), "ends with another state"),
     ],
 )
-def test_the_smallest_difference_fails(changed, told):
+def test_the_smallest_difference_fails(changed, reported):
     (sentence,) = differences(report(changed))
-    assert told in sentence
+    assert reported in sentence
     code, text = printed(report(changed))
     assert code == 1
-    assert told in text
+    assert reported in text
 
 
 def test_a_tolerance_scales_with_values_above_one():
@@ -131,7 +131,7 @@ def module(tmp_path, body: str) -> TrainerModule:
 
 
 @pytest.mark.parametrize(
-    ("body", "told"),
+    ("body", "reported"),
     [
         (
             'print(\'{"event": "ended", "exit_code": 2, "reason": "no such step"}\\nnoise\'); raise SystemExit(2)',
@@ -142,12 +142,12 @@ def module(tmp_path, body: str) -> TrainerModule:
         ("import time; print('waits', flush=True); time.sleep(60)", "the time is up"),
     ],
 )
-def test_a_module_that_fails_says_why(tmp_path, monkeypatch, body, told):
+def test_a_module_that_fails_says_why(tmp_path, monkeypatch, body, reported):
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     started = time.monotonic()
     with pytest.raises(ModuleFailed) as failed:
         module(tmp_path, body).run(time.monotonic() + 5)
-    assert told in str(failed.value)
+    assert reported in str(failed.value)
     assert time.monotonic() - started < 10
 
 

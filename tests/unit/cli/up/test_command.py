@@ -166,7 +166,7 @@ def test_the_reason_of_a_failure_comes_before_what_was_done(config_file, run, su
     assert ended.output.index("failed:") < ended.output.index("Before and after")
     assert lines[-2] == "Failed without a new checkpoint: the newest one, of an earlier start, holds step 2"
     assert lines[-1] == (
-        f"Go on with: trivet up {config_file} --set 'redis.url=redis://***@h/0' --set algorithm.name=grpo"
+        f"Resume with: trivet up {config_file} --set 'redis.url=redis://***@h/0' --set algorithm.name=grpo"
     )
     assert "hidden-word" not in ended.output
 

@@ -46,14 +46,14 @@ def test_the_panel_shows_what_one_wants_to_know():
 
 
 def test_a_run_with_nothing_to_learn_is_reported():
-    for steps, told in ((4.0, False), (5.0, True), (60.0, True)):
+    for steps, reported in ((4.0, False), (5.0, True), (60.0, True)):
         seen = observation()
         seen.trainer.metrics["steps_without_signal"] = steps
         console = Console(file=StringIO(), width=300)
         with View(console, "run") as view:
             view.show(seen)
         for text in (rendered(seen), console.file.getvalue()):
-            assert (f"nothing to learn in the last {steps:.0f} steps" in text) == told
+            assert (f"nothing to learn in the last {steps:.0f} steps" in text) == reported
 
 
 def test_a_trainer_that_starts_is_reported():

@@ -109,7 +109,7 @@ def test_a_full_disk_is_reported_before_a_librarys_words_for_it(tmp_path, monkey
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=4096))
     watched = Watched(tmp_path, **PAIRS)
     run = watched.supervisor._config.run.path
-    for words, told in (
+    for words, reported in (
         ("RuntimeError: file write failed", f"started again: the disk is full: {run} cannot be written to (its log"),
         ("the disk is full: x cannot be written", "trainer ended and is started again: the disk is full: x cannot"),
     ):
@@ -118,7 +118,7 @@ def test_a_full_disk_is_reported_before_a_librarys_words_for_it(tmp_path, monkey
         watched.supervisor.finished()
         watched.supervisor.services.clear()
         trainer.kill()
-        assert told in watched.reports[-1]
+        assert reported in watched.reports[-1]
 
 
 def test_the_end_is_the_end(tmp_path):

@@ -45,13 +45,13 @@ def test_overrides_name_their_algorithm():
 
 
 @pytest.mark.parametrize(
-    ("override", "told"),
+    ("override", "reported"),
     [
         ("trainer.steps=3", "expected algorithm:section.key=value"),
         ("gspo:trainer.steps", "expected algorithm:section.key=value"),
         ("grpo:trainer.steps=3", r"grpo is not among the algorithms \(gspo\)"),
     ],
 )
-def test_overrides_that_name_none_are_refused(override, told):
-    with pytest.raises(ConfigError, match=told):
+def test_overrides_that_name_none_are_refused(override, reported):
+    with pytest.raises(ConfigError, match=reported):
         overrides_by_algorithm([override], ["gspo"])

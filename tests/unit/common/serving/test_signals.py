@@ -50,13 +50,13 @@ def test_usr1_prints_what_every_thread_does():
         assert process.stdout.readline() == "ready\n"
         process.send_signal(signal.SIGUSR1)
         # The main thread, which waits, comes last.
-        told = ""
-        while "in <module>" not in told:
-            told += process.stderr.readline()
+        reported = ""
+        while "in <module>" not in reported:
+            reported += process.stderr.readline()
         assert process.poll() is None
         process.kill()
-    assert "in <lambda>" in told
-    assert "in wait" in told
+    assert "in <lambda>" in reported
+    assert "in wait" in reported
 
 
 # As torchrun does: a child in a session of its own, which a kill of the parent's group does not reach.

@@ -138,7 +138,7 @@ def test_a_damaged_newest_is_put_aside_and_the_one_before_is_taken(tmp_path, ran
 
 @pytest.mark.parametrize("damage", [emptied, truncated, flipped, Path.unlink])
 @pytest.mark.parametrize("file", ["trainer.json", "engine/engine.json"])
-def test_a_damaged_old_one_does_not_keep_the_run_from_going_on(tmp_path, damage, file):
+def test_a_damaged_old_one_does_not_keep_the_run_from_resuming(tmp_path, damage, file):
     ranks = make_ranks(1)
     for step in (2, 4):
         save(tmp_path, ranks, step)

@@ -46,7 +46,7 @@ def test_a_prompt_in_both_splits_is_only_held_out(tmp_path, source):
     assert "sort 3" not in {row.text for row in data.train.rows}
 
 
-def test_metadata_is_everything_beside_the_prompt(source):
+def test_metadata_is_everything_but_the_prompt(source):
     row = load(train=source, shuffle=False).train[0]
     assert json.loads(row.metadata_json).keys() == {"id", "answer"}
 

@@ -56,7 +56,7 @@ def test_deepspeed_is_imported_by_two_modules() -> None:
     assert importers == {"trainer/engine/deepspeed_engine.py", "trainer/engine/zero_sharding.py"}
 
 
-def test_a_model_beside_the_policy_has_no_optimizer_and_a_dtype_of_its_own() -> None:
+def test_a_model_other_than_the_policy_has_no_optimizer_and_a_dtype_of_its_own() -> None:
     extra = {"zero_optimization": {"offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}}}
     config = configuration(zero_stage=3, deepspeed=extra)
     for dtype in (torch.float32, torch.bfloat16):

@@ -205,7 +205,7 @@ def test_value_heads_and_critics_are_cut_with_the_rest(tmp_path: Path) -> None:
         assert policy.facts == plain.facts
 
 
-def test_a_reference_is_cut_unless_it_is_int8_or_stays_on_the_cpu_beside_gpus(tmp_path: Path) -> None:
+def test_a_reference_is_sharded_unless_it_is_int8_or_stays_on_the_cpu_beside_gpus(tmp_path: Path) -> None:
     model = ModelConfig(path=str(saved(tmp_path, "qwen3_moe")), dtype="float32")
     for reference, device, cuts in (
         (ReferenceConfig(), CPU, True),

@@ -88,7 +88,7 @@ def test_a_step_cut_short_leaves_nothing_to_be_found(tmp_path):
     assert [path.name for path in (config.run.path / "recorded").iterdir()] == ["step-000001"]
 
 
-def test_going_on_from_an_earlier_step_makes_later_recordings_void(tmp_path):
+def test_resuming_from_an_earlier_step_makes_later_recordings_void(tmp_path):
     run = record_run(tmp_path, steps=4)
     config = configuration(tmp_path)
     engine = open_plain(config)

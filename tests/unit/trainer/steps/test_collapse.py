@@ -36,9 +36,11 @@ def test_three_fallen_evaluations_in_a_row_end_the_run_with_what_fell_from_what_
 
 def test_a_reward_that_fell_ends_the_run_once_the_held_out_score_has_fallen_too():
     high, low = [0.6] * 20, [0.02] * 20
-    told = reason((0.5, 0.7, 0.0), high + low)
-    assert told.startswith("the mean reward of 20 steps fell from 0.600 at its best to 0.020 (trainer.collapse), and ")
-    assert "held-out accuracy fell from 0.700 at step 10 to 0.000 at step 20" in told
+    reported = reason((0.5, 0.7, 0.0), high + low)
+    assert reported.startswith(
+        "the mean reward of 20 steps fell from 0.600 at its best to 0.020 (trainer.collapse), and "
+    )
+    assert "held-out accuracy fell from 0.700 at step 10 to 0.000 at step 20" in reported
     assert reason((0.5, 0.7, 0.0), high) is None
 
 

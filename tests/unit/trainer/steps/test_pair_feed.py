@@ -52,7 +52,7 @@ def test_each_row_comes_once_an_epoch(feed):
     assert feed.status.groups_trained == 15
 
 
-def test_it_goes_on_where_the_checkpoint_was(feed, config):
+def test_it_resumes_where_the_checkpoint_was(feed, config):
     feed.next_order()
     saved = TrainerState(1, feed.history, "m", feed.data_version, "c", 1, feed.dump(), 0.0)
     expected = feed.next_order()

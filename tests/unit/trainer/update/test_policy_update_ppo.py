@@ -103,7 +103,7 @@ def plain_ppo(policy: Policy, samples: list[TrainSample], epochs: int) -> tuple[
         torch.tensor(advantages_of(values.tolist(), sample.reward), dtype=torch.float64)
         for values, sample in zip(old_values, samples, strict=True)
     ]
-    told = []
+    reported = []
     for _ in range(epochs):
         policy_loss = value_loss = entropy_loss = torch.zeros((), dtype=torch.float64)
         for sample, old, advantage in zip(samples, old_values, advantages, strict=True):
@@ -119,14 +119,14 @@ def plain_ppo(policy: Policy, samples: list[TrainSample], epochs: int) -> tuple[
             "value_loss": VALUE_COEF * value_loss / tokens,
             "entropy_loss": ENTROPY_COEF * entropy_loss / tokens,
         }
-        told.append({name: term.item() for name, term in terms.items()})
+        reported.append({name: term.item() for name, term in terms.items()})
         policy.zero_grad()
         sum(terms.values()).backward()  # type: ignore[union-attr]
         gradients = {name: p.grad.clone() for name, p in policy.named_parameters() if p.grad is not None}
         with torch.no_grad():
             for name, parameter in policy.named_parameters():
                 parameter.sub_(RATE * gradients[name])
-    return {name: sum(each[name] for each in told) / epochs for name in terms}, gradients
+    return {name: sum(each[name] for each in reported) / epochs for name in terms}, gradients
 
 
 @pytest.mark.parametrize("epochs", [1, 2])
