@@ -50,7 +50,7 @@ class RewardServiceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Score(self, request, context):
-        """Scores a group directly, past the streams. A scorer's failure is returned as a failure, never as a reward.
+        """Scores a group directly, not through the streams. A scorer's failure is returned as a failure, never as a reward.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -32,14 +32,14 @@ class RewardServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> RewardServiceAsyncStub: ...
     Score: _grpc.UnaryUnaryMultiCallable[_reward_pb2.ScoreRequest, _reward_pb2.ScoreResponse]
-    """Scores a group directly, past the streams. A scorer's failure is returned as a failure, never as a reward."""
+    """Scores a group directly, not through the streams. A scorer's failure is returned as a failure, never as a reward."""
     GetStatus: _grpc.UnaryUnaryMultiCallable[_reward_pb2.RewardServiceGetStatusRequest, _reward_pb2.RewardServiceGetStatusResponse]
 
 @_typing.type_check_only
 class RewardServiceAsyncStub(RewardServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Score: _aio.UnaryUnaryMultiCallable[_reward_pb2.ScoreRequest, _reward_pb2.ScoreResponse]  # type: ignore[assignment]
-    """Scores a group directly, past the streams. A scorer's failure is returned as a failure, never as a reward."""
+    """Scores a group directly, not through the streams. A scorer's failure is returned as a failure, never as a reward."""
     GetStatus: _aio.UnaryUnaryMultiCallable[_reward_pb2.RewardServiceGetStatusRequest, _reward_pb2.RewardServiceGetStatusResponse]  # type: ignore[assignment]
 
 class RewardServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -49,7 +49,7 @@ class RewardServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _reward_pb2.ScoreRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_reward_pb2.ScoreResponse, _abc.Awaitable[_reward_pb2.ScoreResponse]]:
-        """Scores a group directly, past the streams. A scorer's failure is returned as a failure, never as a reward."""
+        """Scores a group directly, not through the streams. A scorer's failure is returned as a failure, never as a reward."""
 
     @_abc_1.abstractmethod
     def GetStatus(

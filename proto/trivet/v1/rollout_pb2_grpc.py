@@ -75,7 +75,7 @@ class RolloutServiceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Generate(self, request, context):
-        """Samples a group directly, past the streams.
+        """Samples a group directly, not through the streams.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -89,7 +89,7 @@ class RolloutServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def JoinTransfer(self, request, context):
-        """Joins the trainer and other rollouts in a group that hands weights from memory to memory; leaves the group before.
+        """Joins the trainer and other rollouts in a group that passes weights from memory to memory; leaves the previous group.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -104,7 +104,7 @@ class RolloutServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Pause(self, request, context):
-        """Stops taking prompts; samples that run are finished.
+        """Stops taking prompts; running samples are finished.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -32,17 +32,17 @@ class RolloutServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> RolloutServiceAsyncStub: ...
     Generate: _grpc.UnaryUnaryMultiCallable[_rollout_pb2.GenerateRequest, _rollout_pb2.GenerateResponse]
-    """Samples a group directly, past the streams."""
+    """Samples a group directly, not through the streams."""
     LoadWeights: _grpc.UnaryUnaryMultiCallable[_rollout_pb2.LoadWeightsRequest, _rollout_pb2.LoadWeightsResponse]
     """Loads a published version. A failed load keeps the old one and returns FAILED_PRECONDITION."""
     JoinTransfer: _grpc.UnaryUnaryMultiCallable[_rollout_pb2.JoinTransferRequest, _rollout_pb2.JoinTransferResponse]
-    """Joins the trainer and other rollouts in a group that hands weights from memory to memory; leaves the group before."""
+    """Joins the trainer and other rollouts in a group that passes weights from memory to memory; leaves the previous group."""
     UpdateWeights: _grpc.StreamStreamMultiCallable[_rollout_pb2.UpdateWeightsRequest, _rollout_pb2.UpdateWeightsResponse]
     """One version out of the trainer's memory: begin, parts, finish, each answered before the next is sent.
     A call that ends between its first part and its finish costs the rollout a restart of its engine.
     """
     Pause: _grpc.UnaryUnaryMultiCallable[_rollout_pb2.RolloutServicePauseRequest, _rollout_pb2.RolloutServicePauseResponse]
-    """Stops taking prompts; samples that run are finished."""
+    """Stops taking prompts; running samples are finished."""
     Resume: _grpc.UnaryUnaryMultiCallable[_rollout_pb2.RolloutServiceResumeRequest, _rollout_pb2.RolloutServiceResumeResponse]
     GetStatus: _grpc.UnaryUnaryMultiCallable[_rollout_pb2.RolloutServiceGetStatusRequest, _rollout_pb2.RolloutServiceGetStatusResponse]
 
@@ -50,17 +50,17 @@ class RolloutServiceStub:
 class RolloutServiceAsyncStub(RolloutServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Generate: _aio.UnaryUnaryMultiCallable[_rollout_pb2.GenerateRequest, _rollout_pb2.GenerateResponse]  # type: ignore[assignment]
-    """Samples a group directly, past the streams."""
+    """Samples a group directly, not through the streams."""
     LoadWeights: _aio.UnaryUnaryMultiCallable[_rollout_pb2.LoadWeightsRequest, _rollout_pb2.LoadWeightsResponse]  # type: ignore[assignment]
     """Loads a published version. A failed load keeps the old one and returns FAILED_PRECONDITION."""
     JoinTransfer: _aio.UnaryUnaryMultiCallable[_rollout_pb2.JoinTransferRequest, _rollout_pb2.JoinTransferResponse]  # type: ignore[assignment]
-    """Joins the trainer and other rollouts in a group that hands weights from memory to memory; leaves the group before."""
+    """Joins the trainer and other rollouts in a group that passes weights from memory to memory; leaves the previous group."""
     UpdateWeights: _aio.StreamStreamMultiCallable[_rollout_pb2.UpdateWeightsRequest, _rollout_pb2.UpdateWeightsResponse]  # type: ignore[assignment]
     """One version out of the trainer's memory: begin, parts, finish, each answered before the next is sent.
     A call that ends between its first part and its finish costs the rollout a restart of its engine.
     """
     Pause: _aio.UnaryUnaryMultiCallable[_rollout_pb2.RolloutServicePauseRequest, _rollout_pb2.RolloutServicePauseResponse]  # type: ignore[assignment]
-    """Stops taking prompts; samples that run are finished."""
+    """Stops taking prompts; running samples are finished."""
     Resume: _aio.UnaryUnaryMultiCallable[_rollout_pb2.RolloutServiceResumeRequest, _rollout_pb2.RolloutServiceResumeResponse]  # type: ignore[assignment]
     GetStatus: _aio.UnaryUnaryMultiCallable[_rollout_pb2.RolloutServiceGetStatusRequest, _rollout_pb2.RolloutServiceGetStatusResponse]  # type: ignore[assignment]
 
@@ -71,7 +71,7 @@ class RolloutServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _rollout_pb2.GenerateRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_rollout_pb2.GenerateResponse, _abc.Awaitable[_rollout_pb2.GenerateResponse]]:
-        """Samples a group directly, past the streams."""
+        """Samples a group directly, not through the streams."""
 
     @_abc_1.abstractmethod
     def LoadWeights(
@@ -87,7 +87,7 @@ class RolloutServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _rollout_pb2.JoinTransferRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_rollout_pb2.JoinTransferResponse, _abc.Awaitable[_rollout_pb2.JoinTransferResponse]]:
-        """Joins the trainer and other rollouts in a group that hands weights from memory to memory; leaves the group before."""
+        """Joins the trainer and other rollouts in a group that passes weights from memory to memory; leaves the previous group."""
 
     @_abc_1.abstractmethod
     def UpdateWeights(
@@ -105,7 +105,7 @@ class RolloutServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _rollout_pb2.RolloutServicePauseRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_rollout_pb2.RolloutServicePauseResponse, _abc.Awaitable[_rollout_pb2.RolloutServicePauseResponse]]:
-        """Stops taking prompts; samples that run are finished."""
+        """Stops taking prompts; running samples are finished."""
 
     @_abc_1.abstractmethod
     def Resume(

@@ -71,7 +71,7 @@ class TrainerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def SaveCheckpoint(self, request, context):
-        """Saves at the end of the running step. One checkpoint answers everybody who waits for it by then: DEADLINE_EXCEEDED
+        """Saves at the end of the current step. One checkpoint answers all callers that wait for it by then: DEADLINE_EXCEEDED
         after ten minutes, RESOURCE_EXHAUSTED when too many wait.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -85,7 +85,7 @@ class TrainerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Pause(self, request, context):
-        """Holds training at the end of the running step.
+        """Pauses training at the end of the current step.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -33,12 +33,12 @@ class TrainerServiceStub:
     def __new__(cls, channel: _aio.Channel) -> TrainerServiceAsyncStub: ...
     GetStatus: _grpc.UnaryUnaryMultiCallable[_trainer_pb2.TrainerServiceGetStatusRequest, _trainer_pb2.TrainerServiceGetStatusResponse]
     SaveCheckpoint: _grpc.UnaryUnaryMultiCallable[_trainer_pb2.SaveCheckpointRequest, _trainer_pb2.SaveCheckpointResponse]
-    """Saves at the end of the running step. One checkpoint answers everybody who waits for it by then: DEADLINE_EXCEEDED
+    """Saves at the end of the current step. One checkpoint answers all callers that wait for it by then: DEADLINE_EXCEEDED
     after ten minutes, RESOURCE_EXHAUSTED when too many wait.
     """
     ListCheckpoints: _grpc.UnaryUnaryMultiCallable[_trainer_pb2.ListCheckpointsRequest, _trainer_pb2.ListCheckpointsResponse]
     Pause: _grpc.UnaryUnaryMultiCallable[_trainer_pb2.TrainerServicePauseRequest, _trainer_pb2.TrainerServicePauseResponse]
-    """Holds training at the end of the running step."""
+    """Pauses training at the end of the current step."""
     Resume: _grpc.UnaryUnaryMultiCallable[_trainer_pb2.TrainerServiceResumeRequest, _trainer_pb2.TrainerServiceResumeResponse]
 
 @_typing.type_check_only
@@ -46,12 +46,12 @@ class TrainerServiceAsyncStub(TrainerServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetStatus: _aio.UnaryUnaryMultiCallable[_trainer_pb2.TrainerServiceGetStatusRequest, _trainer_pb2.TrainerServiceGetStatusResponse]  # type: ignore[assignment]
     SaveCheckpoint: _aio.UnaryUnaryMultiCallable[_trainer_pb2.SaveCheckpointRequest, _trainer_pb2.SaveCheckpointResponse]  # type: ignore[assignment]
-    """Saves at the end of the running step. One checkpoint answers everybody who waits for it by then: DEADLINE_EXCEEDED
+    """Saves at the end of the current step. One checkpoint answers all callers that wait for it by then: DEADLINE_EXCEEDED
     after ten minutes, RESOURCE_EXHAUSTED when too many wait.
     """
     ListCheckpoints: _aio.UnaryUnaryMultiCallable[_trainer_pb2.ListCheckpointsRequest, _trainer_pb2.ListCheckpointsResponse]  # type: ignore[assignment]
     Pause: _aio.UnaryUnaryMultiCallable[_trainer_pb2.TrainerServicePauseRequest, _trainer_pb2.TrainerServicePauseResponse]  # type: ignore[assignment]
-    """Holds training at the end of the running step."""
+    """Pauses training at the end of the current step."""
     Resume: _aio.UnaryUnaryMultiCallable[_trainer_pb2.TrainerServiceResumeRequest, _trainer_pb2.TrainerServiceResumeResponse]  # type: ignore[assignment]
 
 class TrainerServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -68,7 +68,7 @@ class TrainerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _trainer_pb2.SaveCheckpointRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_trainer_pb2.SaveCheckpointResponse, _abc.Awaitable[_trainer_pb2.SaveCheckpointResponse]]:
-        """Saves at the end of the running step. One checkpoint answers everybody who waits for it by then: DEADLINE_EXCEEDED
+        """Saves at the end of the current step. One checkpoint answers all callers that wait for it by then: DEADLINE_EXCEEDED
         after ten minutes, RESOURCE_EXHAUSTED when too many wait.
         """
 
@@ -85,7 +85,7 @@ class TrainerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _trainer_pb2.TrainerServicePauseRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_trainer_pb2.TrainerServicePauseResponse, _abc.Awaitable[_trainer_pb2.TrainerServicePauseResponse]]:
-        """Holds training at the end of the running step."""
+        """Pauses training at the end of the current step."""
 
     @_abc_1.abstractmethod
     def Resume(
