@@ -92,9 +92,10 @@ proto-breaking: install
 schema: install
 	PYTHONPATH=.:proto $(BIN)/python deploy/k8s/values_schema.py
 
-# The reference of the configuration, for people and for editors.
+# The references of the configuration, for people and for editors, and of the gRPC services.
 docs: schema
 	PYTHONPATH=.:proto $(BIN)/python docs/configuration.py
+	PYTHONPATH=.:proto $(BIN)/python docs/grpc_reference.py
 
 # uv only resolves here; installing stays with pip, which takes the CPU wheel of torch where it is set up with one.
 lock: install

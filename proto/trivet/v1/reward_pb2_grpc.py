@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class RewardServiceStub:
-    """Missing associated documentation comment in .proto file."""
+    """Scores samples.
+    """
 
     def __init__(self, channel):
         """Constructor.
@@ -47,17 +48,21 @@ class RewardServiceStub:
 
 
 class RewardServiceServicer:
-    """Missing associated documentation comment in .proto file."""
+    """Scores samples.
+    """
 
     def Score(self, request, context):
         """Scores a group directly, not through the streams. A scorer's failure is returned as a failure, never as a reward.
+        INVALID_ARGUMENT for a group that breaks its contract, RESOURCE_EXHAUSTED beyond reward.concurrent_groups calls at
+        once, UNAVAILABLE when no scorer process can be started.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetStatus(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """What the service did since it started.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -84,7 +89,8 @@ def add_RewardServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class RewardService:
-    """Missing associated documentation comment in .proto file."""
+    """Scores samples.
+    """
 
     @staticmethod
     def Score(request,

@@ -27,35 +27,53 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class RewardServiceStub:
+    """Scores samples."""
+
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> RewardServiceAsyncStub: ...
     Score: _grpc.UnaryUnaryMultiCallable[_reward_pb2.ScoreRequest, _reward_pb2.ScoreResponse]
-    """Scores a group directly, not through the streams. A scorer's failure is returned as a failure, never as a reward."""
+    """Scores a group directly, not through the streams. A scorer's failure is returned as a failure, never as a reward.
+    INVALID_ARGUMENT for a group that breaks its contract, RESOURCE_EXHAUSTED beyond reward.concurrent_groups calls at
+    once, UNAVAILABLE when no scorer process can be started.
+    """
     GetStatus: _grpc.UnaryUnaryMultiCallable[_reward_pb2.RewardServiceGetStatusRequest, _reward_pb2.RewardServiceGetStatusResponse]
+    """What the service did since it started."""
 
 @_typing.type_check_only
 class RewardServiceAsyncStub(RewardServiceStub):
+    """Scores samples."""
+
     def __init__(self, channel: _aio.Channel) -> None: ...
     Score: _aio.UnaryUnaryMultiCallable[_reward_pb2.ScoreRequest, _reward_pb2.ScoreResponse]  # type: ignore[assignment]
-    """Scores a group directly, not through the streams. A scorer's failure is returned as a failure, never as a reward."""
+    """Scores a group directly, not through the streams. A scorer's failure is returned as a failure, never as a reward.
+    INVALID_ARGUMENT for a group that breaks its contract, RESOURCE_EXHAUSTED beyond reward.concurrent_groups calls at
+    once, UNAVAILABLE when no scorer process can be started.
+    """
     GetStatus: _aio.UnaryUnaryMultiCallable[_reward_pb2.RewardServiceGetStatusRequest, _reward_pb2.RewardServiceGetStatusResponse]  # type: ignore[assignment]
+    """What the service did since it started."""
 
 class RewardServiceServicer(metaclass=_abc_1.ABCMeta):
+    """Scores samples."""
+
     @_abc_1.abstractmethod
     def Score(
         self,
         request: _reward_pb2.ScoreRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_reward_pb2.ScoreResponse, _abc.Awaitable[_reward_pb2.ScoreResponse]]:
-        """Scores a group directly, not through the streams. A scorer's failure is returned as a failure, never as a reward."""
+        """Scores a group directly, not through the streams. A scorer's failure is returned as a failure, never as a reward.
+        INVALID_ARGUMENT for a group that breaks its contract, RESOURCE_EXHAUSTED beyond reward.concurrent_groups calls at
+        once, UNAVAILABLE when no scorer process can be started.
+        """
 
     @_abc_1.abstractmethod
     def GetStatus(
         self,
         request: _reward_pb2.RewardServiceGetStatusRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_reward_pb2.RewardServiceGetStatusResponse, _abc.Awaitable[_reward_pb2.RewardServiceGetStatusResponse]]: ...
+    ) -> _typing.Union[_reward_pb2.RewardServiceGetStatusResponse, _abc.Awaitable[_reward_pb2.RewardServiceGetStatusResponse]]:
+        """What the service did since it started."""
 
 def add_RewardServiceServicer_to_server(servicer: RewardServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

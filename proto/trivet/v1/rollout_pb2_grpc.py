@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class RolloutServiceStub:
-    """Missing associated documentation comment in .proto file."""
+    """Samples prompts, and follows the newest policy version.
+    """
 
     def __init__(self, channel):
         """Constructor.
@@ -72,24 +73,28 @@ class RolloutServiceStub:
 
 
 class RolloutServiceServicer:
-    """Missing associated documentation comment in .proto file."""
+    """Samples prompts, and follows the newest policy version.
+    """
 
     def Generate(self, request, context):
-        """Samples a group directly, not through the streams.
+        """Samples a group directly, not through the streams. INVALID_ARGUMENT for a prompt that cannot be sampled,
+        RESOURCE_EXHAUSTED beyond rollout.concurrent_groups calls at once, UNAVAILABLE while the engine is down.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def LoadWeights(self, request, context):
-        """Loads a published version. A failed load keeps the old one and returns FAILED_PRECONDITION.
+        """Loads a version from disk. A failed load keeps the old one and returns FAILED_PRECONDITION.
+        INVALID_ARGUMENT without path or files, RESOURCE_EXHAUSTED when eight callers wait.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def JoinTransfer(self, request, context):
-        """Joins the trainer and other rollouts in a group that passes weights from memory to memory; leaves the previous group.
+        """Joins the trainer and other rollouts in a group that passes weights from memory to memory. Leaves the group before.
+        INVALID_ARGUMENT for another backend than weights.transfer, FAILED_PRECONDITION when the group cannot be formed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -98,6 +103,7 @@ class RolloutServiceServicer:
     def UpdateWeights(self, request_iterator, context):
         """One version out of the trainer's memory: begin, parts, finish, each answered before the next is sent.
         A call that ends between its first part and its finish costs the rollout a restart of its engine.
+        INVALID_ARGUMENT unless begin comes first, FAILED_PRECONDITION when the version is not loaded.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -111,13 +117,15 @@ class RolloutServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Resume(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Takes prompts again.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetStatus(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """What the service did since it started, and which weights it has.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -169,7 +177,8 @@ def add_RolloutServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class RolloutService:
-    """Missing associated documentation comment in .proto file."""
+    """Samples prompts, and follows the newest policy version.
+    """
 
     @staticmethod
     def Generate(request,

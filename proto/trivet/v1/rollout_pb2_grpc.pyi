@@ -27,51 +27,77 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class RolloutServiceStub:
+    """Samples prompts, and follows the newest policy version."""
+
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> RolloutServiceAsyncStub: ...
     Generate: _grpc.UnaryUnaryMultiCallable[_rollout_pb2.GenerateRequest, _rollout_pb2.GenerateResponse]
-    """Samples a group directly, not through the streams."""
+    """Samples a group directly, not through the streams. INVALID_ARGUMENT for a prompt that cannot be sampled,
+    RESOURCE_EXHAUSTED beyond rollout.concurrent_groups calls at once, UNAVAILABLE while the engine is down.
+    """
     LoadWeights: _grpc.UnaryUnaryMultiCallable[_rollout_pb2.LoadWeightsRequest, _rollout_pb2.LoadWeightsResponse]
-    """Loads a published version. A failed load keeps the old one and returns FAILED_PRECONDITION."""
+    """Loads a version from disk. A failed load keeps the old one and returns FAILED_PRECONDITION.
+    INVALID_ARGUMENT without path or files, RESOURCE_EXHAUSTED when eight callers wait.
+    """
     JoinTransfer: _grpc.UnaryUnaryMultiCallable[_rollout_pb2.JoinTransferRequest, _rollout_pb2.JoinTransferResponse]
-    """Joins the trainer and other rollouts in a group that passes weights from memory to memory; leaves the previous group."""
+    """Joins the trainer and other rollouts in a group that passes weights from memory to memory. Leaves the group before.
+    INVALID_ARGUMENT for another backend than weights.transfer, FAILED_PRECONDITION when the group cannot be formed.
+    """
     UpdateWeights: _grpc.StreamStreamMultiCallable[_rollout_pb2.UpdateWeightsRequest, _rollout_pb2.UpdateWeightsResponse]
     """One version out of the trainer's memory: begin, parts, finish, each answered before the next is sent.
     A call that ends between its first part and its finish costs the rollout a restart of its engine.
+    INVALID_ARGUMENT unless begin comes first, FAILED_PRECONDITION when the version is not loaded.
     """
     Pause: _grpc.UnaryUnaryMultiCallable[_rollout_pb2.RolloutServicePauseRequest, _rollout_pb2.RolloutServicePauseResponse]
     """Stops taking prompts; running samples are finished."""
     Resume: _grpc.UnaryUnaryMultiCallable[_rollout_pb2.RolloutServiceResumeRequest, _rollout_pb2.RolloutServiceResumeResponse]
+    """Takes prompts again."""
     GetStatus: _grpc.UnaryUnaryMultiCallable[_rollout_pb2.RolloutServiceGetStatusRequest, _rollout_pb2.RolloutServiceGetStatusResponse]
+    """What the service did since it started, and which weights it has."""
 
 @_typing.type_check_only
 class RolloutServiceAsyncStub(RolloutServiceStub):
+    """Samples prompts, and follows the newest policy version."""
+
     def __init__(self, channel: _aio.Channel) -> None: ...
     Generate: _aio.UnaryUnaryMultiCallable[_rollout_pb2.GenerateRequest, _rollout_pb2.GenerateResponse]  # type: ignore[assignment]
-    """Samples a group directly, not through the streams."""
+    """Samples a group directly, not through the streams. INVALID_ARGUMENT for a prompt that cannot be sampled,
+    RESOURCE_EXHAUSTED beyond rollout.concurrent_groups calls at once, UNAVAILABLE while the engine is down.
+    """
     LoadWeights: _aio.UnaryUnaryMultiCallable[_rollout_pb2.LoadWeightsRequest, _rollout_pb2.LoadWeightsResponse]  # type: ignore[assignment]
-    """Loads a published version. A failed load keeps the old one and returns FAILED_PRECONDITION."""
+    """Loads a version from disk. A failed load keeps the old one and returns FAILED_PRECONDITION.
+    INVALID_ARGUMENT without path or files, RESOURCE_EXHAUSTED when eight callers wait.
+    """
     JoinTransfer: _aio.UnaryUnaryMultiCallable[_rollout_pb2.JoinTransferRequest, _rollout_pb2.JoinTransferResponse]  # type: ignore[assignment]
-    """Joins the trainer and other rollouts in a group that passes weights from memory to memory; leaves the previous group."""
+    """Joins the trainer and other rollouts in a group that passes weights from memory to memory. Leaves the group before.
+    INVALID_ARGUMENT for another backend than weights.transfer, FAILED_PRECONDITION when the group cannot be formed.
+    """
     UpdateWeights: _aio.StreamStreamMultiCallable[_rollout_pb2.UpdateWeightsRequest, _rollout_pb2.UpdateWeightsResponse]  # type: ignore[assignment]
     """One version out of the trainer's memory: begin, parts, finish, each answered before the next is sent.
     A call that ends between its first part and its finish costs the rollout a restart of its engine.
+    INVALID_ARGUMENT unless begin comes first, FAILED_PRECONDITION when the version is not loaded.
     """
     Pause: _aio.UnaryUnaryMultiCallable[_rollout_pb2.RolloutServicePauseRequest, _rollout_pb2.RolloutServicePauseResponse]  # type: ignore[assignment]
     """Stops taking prompts; running samples are finished."""
     Resume: _aio.UnaryUnaryMultiCallable[_rollout_pb2.RolloutServiceResumeRequest, _rollout_pb2.RolloutServiceResumeResponse]  # type: ignore[assignment]
+    """Takes prompts again."""
     GetStatus: _aio.UnaryUnaryMultiCallable[_rollout_pb2.RolloutServiceGetStatusRequest, _rollout_pb2.RolloutServiceGetStatusResponse]  # type: ignore[assignment]
+    """What the service did since it started, and which weights it has."""
 
 class RolloutServiceServicer(metaclass=_abc_1.ABCMeta):
+    """Samples prompts, and follows the newest policy version."""
+
     @_abc_1.abstractmethod
     def Generate(
         self,
         request: _rollout_pb2.GenerateRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_rollout_pb2.GenerateResponse, _abc.Awaitable[_rollout_pb2.GenerateResponse]]:
-        """Samples a group directly, not through the streams."""
+        """Samples a group directly, not through the streams. INVALID_ARGUMENT for a prompt that cannot be sampled,
+        RESOURCE_EXHAUSTED beyond rollout.concurrent_groups calls at once, UNAVAILABLE while the engine is down.
+        """
 
     @_abc_1.abstractmethod
     def LoadWeights(
@@ -79,7 +105,9 @@ class RolloutServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _rollout_pb2.LoadWeightsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_rollout_pb2.LoadWeightsResponse, _abc.Awaitable[_rollout_pb2.LoadWeightsResponse]]:
-        """Loads a published version. A failed load keeps the old one and returns FAILED_PRECONDITION."""
+        """Loads a version from disk. A failed load keeps the old one and returns FAILED_PRECONDITION.
+        INVALID_ARGUMENT without path or files, RESOURCE_EXHAUSTED when eight callers wait.
+        """
 
     @_abc_1.abstractmethod
     def JoinTransfer(
@@ -87,7 +115,9 @@ class RolloutServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _rollout_pb2.JoinTransferRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_rollout_pb2.JoinTransferResponse, _abc.Awaitable[_rollout_pb2.JoinTransferResponse]]:
-        """Joins the trainer and other rollouts in a group that passes weights from memory to memory; leaves the previous group."""
+        """Joins the trainer and other rollouts in a group that passes weights from memory to memory. Leaves the group before.
+        INVALID_ARGUMENT for another backend than weights.transfer, FAILED_PRECONDITION when the group cannot be formed.
+        """
 
     @_abc_1.abstractmethod
     def UpdateWeights(
@@ -97,6 +127,7 @@ class RolloutServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_rollout_pb2.UpdateWeightsResponse], _abc.AsyncIterator[_rollout_pb2.UpdateWeightsResponse]]:
         """One version out of the trainer's memory: begin, parts, finish, each answered before the next is sent.
         A call that ends between its first part and its finish costs the rollout a restart of its engine.
+        INVALID_ARGUMENT unless begin comes first, FAILED_PRECONDITION when the version is not loaded.
         """
 
     @_abc_1.abstractmethod
@@ -112,13 +143,15 @@ class RolloutServiceServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _rollout_pb2.RolloutServiceResumeRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_rollout_pb2.RolloutServiceResumeResponse, _abc.Awaitable[_rollout_pb2.RolloutServiceResumeResponse]]: ...
+    ) -> _typing.Union[_rollout_pb2.RolloutServiceResumeResponse, _abc.Awaitable[_rollout_pb2.RolloutServiceResumeResponse]]:
+        """Takes prompts again."""
 
     @_abc_1.abstractmethod
     def GetStatus(
         self,
         request: _rollout_pb2.RolloutServiceGetStatusRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_rollout_pb2.RolloutServiceGetStatusResponse, _abc.Awaitable[_rollout_pb2.RolloutServiceGetStatusResponse]]: ...
+    ) -> _typing.Union[_rollout_pb2.RolloutServiceGetStatusResponse, _abc.Awaitable[_rollout_pb2.RolloutServiceGetStatusResponse]]:
+        """What the service did since it started, and which weights it has."""
 
 def add_RolloutServiceServicer_to_server(servicer: RolloutServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class TrainerServiceStub:
-    """Missing associated documentation comment in .proto file."""
+    """Tells how training goes, and pauses or saves it. Every call is answered by rank 0.
+    """
 
     def __init__(self, channel):
         """Constructor.
@@ -62,24 +63,27 @@ class TrainerServiceStub:
 
 
 class TrainerServiceServicer:
-    """Missing associated documentation comment in .proto file."""
+    """Tells how training goes, and pauses or saves it. Every call is answered by rank 0.
+    """
 
     def GetStatus(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Where the run is. Answers while a step is computed.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SaveCheckpoint(self, request, context):
-        """Saves at the end of the current step. One checkpoint answers all callers that wait for it by then: DEADLINE_EXCEEDED
-        after ten minutes, RESOURCE_EXHAUSTED when too many wait.
+        """Saves at the end of the current step. One checkpoint answers all callers that wait for it by then.
+        DEADLINE_EXCEEDED after ten minutes, RESOURCE_EXHAUSTED when 256 callers wait.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListCheckpoints(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """The checkpoints on disk, the oldest first.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -92,7 +96,8 @@ class TrainerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Resume(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Ends a pause.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -134,7 +139,8 @@ def add_TrainerServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class TrainerService:
-    """Missing associated documentation comment in .proto file."""
+    """Tells how training goes, and pauses or saves it. Every call is answered by rank 0.
+    """
 
     @staticmethod
     def GetStatus(request,

@@ -27,40 +27,53 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class TrainerServiceStub:
+    """Tells how training goes, and pauses or saves it. Every call is answered by rank 0."""
+
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> TrainerServiceAsyncStub: ...
     GetStatus: _grpc.UnaryUnaryMultiCallable[_trainer_pb2.TrainerServiceGetStatusRequest, _trainer_pb2.TrainerServiceGetStatusResponse]
+    """Where the run is. Answers while a step is computed."""
     SaveCheckpoint: _grpc.UnaryUnaryMultiCallable[_trainer_pb2.SaveCheckpointRequest, _trainer_pb2.SaveCheckpointResponse]
-    """Saves at the end of the current step. One checkpoint answers all callers that wait for it by then: DEADLINE_EXCEEDED
-    after ten minutes, RESOURCE_EXHAUSTED when too many wait.
+    """Saves at the end of the current step. One checkpoint answers all callers that wait for it by then.
+    DEADLINE_EXCEEDED after ten minutes, RESOURCE_EXHAUSTED when 256 callers wait.
     """
     ListCheckpoints: _grpc.UnaryUnaryMultiCallable[_trainer_pb2.ListCheckpointsRequest, _trainer_pb2.ListCheckpointsResponse]
+    """The checkpoints on disk, the oldest first."""
     Pause: _grpc.UnaryUnaryMultiCallable[_trainer_pb2.TrainerServicePauseRequest, _trainer_pb2.TrainerServicePauseResponse]
     """Pauses training at the end of the current step."""
     Resume: _grpc.UnaryUnaryMultiCallable[_trainer_pb2.TrainerServiceResumeRequest, _trainer_pb2.TrainerServiceResumeResponse]
+    """Ends a pause."""
 
 @_typing.type_check_only
 class TrainerServiceAsyncStub(TrainerServiceStub):
+    """Tells how training goes, and pauses or saves it. Every call is answered by rank 0."""
+
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetStatus: _aio.UnaryUnaryMultiCallable[_trainer_pb2.TrainerServiceGetStatusRequest, _trainer_pb2.TrainerServiceGetStatusResponse]  # type: ignore[assignment]
+    """Where the run is. Answers while a step is computed."""
     SaveCheckpoint: _aio.UnaryUnaryMultiCallable[_trainer_pb2.SaveCheckpointRequest, _trainer_pb2.SaveCheckpointResponse]  # type: ignore[assignment]
-    """Saves at the end of the current step. One checkpoint answers all callers that wait for it by then: DEADLINE_EXCEEDED
-    after ten minutes, RESOURCE_EXHAUSTED when too many wait.
+    """Saves at the end of the current step. One checkpoint answers all callers that wait for it by then.
+    DEADLINE_EXCEEDED after ten minutes, RESOURCE_EXHAUSTED when 256 callers wait.
     """
     ListCheckpoints: _aio.UnaryUnaryMultiCallable[_trainer_pb2.ListCheckpointsRequest, _trainer_pb2.ListCheckpointsResponse]  # type: ignore[assignment]
+    """The checkpoints on disk, the oldest first."""
     Pause: _aio.UnaryUnaryMultiCallable[_trainer_pb2.TrainerServicePauseRequest, _trainer_pb2.TrainerServicePauseResponse]  # type: ignore[assignment]
     """Pauses training at the end of the current step."""
     Resume: _aio.UnaryUnaryMultiCallable[_trainer_pb2.TrainerServiceResumeRequest, _trainer_pb2.TrainerServiceResumeResponse]  # type: ignore[assignment]
+    """Ends a pause."""
 
 class TrainerServiceServicer(metaclass=_abc_1.ABCMeta):
+    """Tells how training goes, and pauses or saves it. Every call is answered by rank 0."""
+
     @_abc_1.abstractmethod
     def GetStatus(
         self,
         request: _trainer_pb2.TrainerServiceGetStatusRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_trainer_pb2.TrainerServiceGetStatusResponse, _abc.Awaitable[_trainer_pb2.TrainerServiceGetStatusResponse]]: ...
+    ) -> _typing.Union[_trainer_pb2.TrainerServiceGetStatusResponse, _abc.Awaitable[_trainer_pb2.TrainerServiceGetStatusResponse]]:
+        """Where the run is. Answers while a step is computed."""
 
     @_abc_1.abstractmethod
     def SaveCheckpoint(
@@ -68,8 +81,8 @@ class TrainerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _trainer_pb2.SaveCheckpointRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_trainer_pb2.SaveCheckpointResponse, _abc.Awaitable[_trainer_pb2.SaveCheckpointResponse]]:
-        """Saves at the end of the current step. One checkpoint answers all callers that wait for it by then: DEADLINE_EXCEEDED
-        after ten minutes, RESOURCE_EXHAUSTED when too many wait.
+        """Saves at the end of the current step. One checkpoint answers all callers that wait for it by then.
+        DEADLINE_EXCEEDED after ten minutes, RESOURCE_EXHAUSTED when 256 callers wait.
         """
 
     @_abc_1.abstractmethod
@@ -77,7 +90,8 @@ class TrainerServiceServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _trainer_pb2.ListCheckpointsRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_trainer_pb2.ListCheckpointsResponse, _abc.Awaitable[_trainer_pb2.ListCheckpointsResponse]]: ...
+    ) -> _typing.Union[_trainer_pb2.ListCheckpointsResponse, _abc.Awaitable[_trainer_pb2.ListCheckpointsResponse]]:
+        """The checkpoints on disk, the oldest first."""
 
     @_abc_1.abstractmethod
     def Pause(
@@ -92,6 +106,7 @@ class TrainerServiceServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _trainer_pb2.TrainerServiceResumeRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_trainer_pb2.TrainerServiceResumeResponse, _abc.Awaitable[_trainer_pb2.TrainerServiceResumeResponse]]: ...
+    ) -> _typing.Union[_trainer_pb2.TrainerServiceResumeResponse, _abc.Awaitable[_trainer_pb2.TrainerServiceResumeResponse]]:
+        """Ends a pause."""
 
 def add_TrainerServiceServicer_to_server(servicer: TrainerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
