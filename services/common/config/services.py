@@ -8,6 +8,10 @@ from services.common.config.base import Section
 from services.common.config.run import ServerConfig
 
 
+# What the trainer computes with holds no more.
+LARGEST_REWARD = 3.4e38
+
+
 class RolloutConfig(Section):
     """The service that samples, with vLLM."""
 
@@ -53,8 +57,10 @@ class RewardConfig(Section):
     server: ServerConfig = ServerConfig()
     replicas: int = Field(1, ge=1, description="processes that `trivet up` starts")
     scorers: list[ScorerConfig] = Field(default_factory=list, description="the reward is the weighted sum")
-    minimum: float = Field(0.0, description="a reward outside [minimum, maximum] is a failure of the scorer")
-    maximum: float = Field(1.0, description="the highest reward, greater than minimum")
+    minimum: float = Field(
+        0.0, ge=-LARGEST_REWARD, description="a reward outside [minimum, maximum] is a failure of the scorer"
+    )
+    maximum: float = Field(1.0, le=LARGEST_REWARD, description="the highest reward, greater than minimum")
     normalize: bool = Field(False, description="map [minimum, maximum] to [0, 1]")
     workers: int = Field(1, ge=1, description="scorer processes of one reward service")
     timeout_seconds: float = Field(10.0, gt=0, description="for one sample by one scorer")

@@ -22,6 +22,7 @@ class TrainSample:
     token_ids: Int32[Array, "completion"]
     rollout_logprobs: Float32[Array, "completion"]
     replay: Replay
+    # Not finite where rewards are too far apart: such a step is skipped.
     advantage: float
     temperature: float = 1.0
     reward: float = 0.0
@@ -45,8 +46,8 @@ class TrainSample:
                 f"rollout_logprobs of {self.sample_id} has {len(self.rollout_logprobs)} rows, "
                 f"expected {len(self.token_ids)}",
             )
-        if not (np.isfinite(self.rollout_logprobs).all() and np.isfinite([self.advantage, self.reward]).all()):
-            raise InvalidData("not_finite", f"sample {self.sample_id} has a log-prob, advantage or reward not finite")
+        if not (np.isfinite(self.rollout_logprobs).all() and np.isfinite(self.reward)):
+            raise InvalidData("not_finite", f"sample {self.sample_id} has a log-prob or a reward that is not finite")
         if not (np.isfinite(self.temperature) and self.temperature > 0):
             raise InvalidData(
                 "temperature", f"temperature of {self.sample_id} is {self.temperature}, expected a positive number"

@@ -1,3 +1,6 @@
+import math
+import statistics
+
 from trivet.v1 import sample_pb2, step_pb2
 
 from services.trainer.batch.rewards import has_variance
@@ -29,10 +32,11 @@ def summarize(
 def _sampling(order: step_pb2.StepOrder, samples: list[sample_pb2.Sample], version: int) -> dict[str, float]:
     flat = [score.reward for scored in order.groups for score in scored.scores]
     staleness = [version - span.version for sample in samples for span in sample.versions]
-    mean = sum(flat) / len(flat)
+    # Neither overflows where its result does not.
+    mean, freedom = statistics.mean(flat), math.sqrt(max(1, len(flat) - 1))
     return {
         "reward_mean": mean,
-        "reward_std": (sum((reward - mean) ** 2 for reward in flat) / max(1, len(flat) - 1)) ** 0.5,
+        "reward_std": math.hypot(*((reward - mean) / freedom for reward in flat)),
         "groups_without_variance": sum(not has_variance(scored) for scored in order.groups) / len(order.groups),
         "truncated_ratio": sum(sample.finish_reason == sample_pb2.FINISH_REASON_LENGTH for sample in samples)
         / len(samples),

@@ -1,5 +1,6 @@
 """How much better than its group a sequence did."""
 
+import math
 from typing import Literal
 
 import torch
@@ -89,7 +90,8 @@ def group_relative(
     """Reward minus the mean of its group; `std` divides by the group's sample standard deviation + 1e-6.
 
     GRPO, arXiv 2402.03300, section 4.1.2; without the division, Dr. GRPO, arXiv 2503.20783. Group ids may be any
-    integers. A group of one has nothing to compare with: its advantage is 0.
+    integers. A group of one has nothing to compare with: its advantage is 0. Rewards whose differences or squares
+    overflow float64 have advantages that are not finite.
 
     Raises ValueError for unequal shapes, no rewards, rewards that are not finite, and an unknown normalization.
     """
@@ -103,7 +105,8 @@ def group_relative(
         case "std":
             freedom = (segment_lengths(ids, groups) - 1).clamp(min=1)
             deviation = (segment_sum(centered.square(), ids, groups) / freedom).sqrt()
-            advantages = centered / (deviation[ids] + 1e-6)
+            # Where the squares overflow, no number rather than 0.
+            advantages = centered / (deviation.where(deviation.isfinite(), math.nan)[ids] + 1e-6)
         case _:
             raise ValueError(f"normalization is {normalization!r}, expected none or std")
     return advantages.to(rewards.dtype if rewards.is_floating_point() else torch.get_default_dtype())

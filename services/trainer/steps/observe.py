@@ -1,5 +1,6 @@
 """What rank 0 reports to Prometheus: one call for each thing that happened."""
 
+import math
 import time
 from collections.abc import Iterable, Mapping
 
@@ -34,7 +35,9 @@ def observe_start(config: Config, controls: Controls) -> None:
 
 def observe_samples(samples: Iterable[TrainSample]) -> None:
     for sample in samples:
-        counters.SAMPLE_ADVANTAGE.observe(sample.advantage)
+        # One that is not would stay in the histogram's sum for good.
+        if math.isfinite(sample.advantage):
+            counters.SAMPLE_ADVANTAGE.observe(sample.advantage)
 
 
 def observe_step(step: int, groups: int, values: Mapping[str, float]) -> None:

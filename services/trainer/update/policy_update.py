@@ -125,7 +125,8 @@ class Updater:
         if self._reference is not None and self._config.rl_stability.needs_reference:
             reference = self._reference.logprobs(batch, keep_routing=self._keep_routing)
         current = self._engine.logprobs(batch, keep_routing=self._keep_routing)
-        check.numbers(batch, current.logprobs, current.entropies, current.values, reference)
+        advantages = batch.advantages[batch.sequence_ids]
+        check.numbers(batch, current.logprobs, current.entropies, current.values, reference, advantages)
         return Measured(plan, batch, current, reference)
 
     def _batch(self, plan: MicroBatch, samples: Sequence[TrainSample]) -> PackedBatch:
@@ -160,10 +161,13 @@ class Updater:
             for plan in self._plan(chunk):
                 batch = self._batch(plan, chunk)
                 output = self._engine.logprobs(batch, keep_routing=self._keep_routing)
-                if not check.numbers(batch, output.logprobs, output.values):
+                rewards = torch.tensor([chunk[index].reward for index in plan.indices], dtype=torch.float64)
+                rewards = rewards.to(output.logprobs)
+                if not check.numbers(batch, output.logprobs, output.values, rewards[batch.sequence_ids]):
                     continue
-                rewards = torch.tensor([chunk[index].reward for index in plan.indices], device=self._engine.device)
-                old |= old_tokens(batch, output, rewards, self._config.algorithm).by_sample(batch)
+                tokens = old_tokens(batch, output, rewards, self._config.algorithm)
+                check.numbers(batch, tokens.logprobs, tokens.returns, tokens.advantages)
+                old |= tokens.by_sample(batch)
         return old
 
     def _with_advantages(self, samples: Sequence[TrainSample], old: OldPolicy) -> list[TrainSample]:

@@ -15,6 +15,7 @@ from services.trainer.batch.samples import TrainSample
 from services.trainer.engine.protocol import TrainEngine
 from services.trainer.metrics.step_metrics import StepMetrics, empty, split
 from services.trainer.objective import LossOutputs, Metrics, PreferenceAlgorithm
+from services.trainer.objective.segments import segment_sum
 from services.trainer.update.algorithm import configured_algorithm
 from services.trainer.update.mismatch import Measured, compare_with_sampler
 from services.trainer.update.non_finite import FiniteCheck, Skipped, spoiled
@@ -77,7 +78,7 @@ class PreferenceUpdater:
             batch = self._batch(plan, pairs)
             output = self._engine.logprobs(batch, keep_routing=self._keep_routing(batch))
             reference = self._reference_logprobs(batch)
-            if not check.numbers(batch, output.logprobs, reference):
+            if not _finite(check, batch, output.logprobs, reference):
                 continue
             outputs = self._loss(algorithm, batch, output.logprobs, reference, len(pairs))
             metrics = outputs.metrics if plan.counts else empty(outputs.metrics)
@@ -106,7 +107,7 @@ class PreferenceUpdater:
             reference = self._reference_logprobs(batch)
             output = self._engine.forward(batch, keep_routing=self._keep_routing(batch))
             last = position == len(plans) - 1
-            if not check.numbers(batch, output.logprobs, output.entropies, reference):
+            if not _finite(check, batch, output.logprobs, reference, output.entropies):
                 self._engine.backward(spoiled(output), last=last)
                 continue
             outputs = self._loss(algorithm, batch, output.logprobs, reference, len(pairs))
@@ -180,7 +181,13 @@ def _check(pairs: Sequence[Pair], engine: TrainEngine) -> FiniteCheck:
     return FiniteCheck([sample.sample_id for pair in pairs for sample in (pair.chosen, pair.rejected)], engine)
 
 
+def _finite(check: FiniteCheck, batch: PackedBatch, *numbers: Float[Tensor, "tokens"]) -> bool:
+    """True where all are, and so are their sums over each answer."""
+    sums = [segment_sum(each.detach(), batch.sequence_ids, len(batch.sample_ids)) for each in numbers]
+    return check.numbers(batch, *numbers, *(each[batch.sequence_ids] for each in sums))
+
+
 def _answers(logprobs: Float[Tensor, "tokens"], batch: PackedBatch) -> tuple[Float[Tensor, "B"], Float[Tensor, "B"]]:
     """Summed over each answer's tokens: of the chosen and of the rejected."""
-    sums = logprobs.new_zeros(len(batch.sample_ids)).index_add(0, batch.sequence_ids, logprobs)
+    sums = segment_sum(logprobs, batch.sequence_ids, len(batch.sample_ids))
     return sums[0::2], sums[1::2]

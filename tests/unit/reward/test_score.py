@@ -212,6 +212,13 @@ def test_a_sum_that_overflows_is_a_failure(components, weights):
     assert outcome.code == "reward_not_finite"
 
 
+@pytest.mark.parametrize("raw", [1e39, -1e39, 1e308, -1e308])
+def test_a_reward_that_the_trainer_cannot_hold_is_out_of_any_range(raw):
+    outcome = combine({"a": raw}, {"a": 1.0}, limits(minimum=-3.4e38, maximum=3.4e38))
+    assert isinstance(outcome, ScorerFailure)
+    assert outcome.code == "reward_out_of_range"
+
+
 def test_rounding_is_not_out_of_range():
     weights = {"a": 0.1, "b": 0.1, "c": 0.8}
     score = combine({"a": 1.0 + 1e-12, "b": 1.0, "c": 1.0}, weights, limits())

@@ -271,3 +271,35 @@ def test_a_stop_while_the_run_starts_or_evaluates_leaves_a_checkpoint(tmp_path, 
     run.source.evaluate, run.source.next_order = evaluate, next_order
     assert not run.go()
     assert run.saved == [at]
+
+
+@pytest.mark.parametrize("reward", [3e38, 1e308])
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        {"name": "grpo", "advantage_normalization": "none"},
+        {"name": "grpo", "advantage_normalization": "std"},
+        {"name": "grpo", "advantage_normalization": "none", "overlong_buffer": 4},
+        {"name": "cispo", "advantage_normalization": "none"},
+    ],
+    ids=lambda algorithm: "-".join(map(str, algorithm.values())),
+)
+def test_rewards_that_are_too_large_for_a_step_do_not_end_the_run(tmp_path, algorithm, reward):
+    """Differences and squares of them are beyond float32, or beyond float64."""
+    run, before = Run(tmp_path, steps=3), {reason: skips(reason) for reason in ("forward", "loss", "gradient")}
+    run.config.algorithm = run.config.algorithm.model_validate(algorithm)
+
+    def next_order():
+        step = run.source.step + 1
+        return make_order(step, [reward, -reward, 0.0, reward] if step == 2 else None)
+
+    run.source.next_order = next_order
+    assert run.go()
+    first, second, third = lines(run)
+    assert (first["metrics"]["step_applied"], third["metrics"]["step_applied"]) == (1, 1)
+    counted = sum(skips(reason) - before[reason] for reason in before)
+    if second["metrics"]["step_applied"] < 1:
+        assert counted == len(second["skipped"])
+        assert all(set(skipped["samples"]) <= set(second["samples"]) for skipped in second["skipped"])
+    assert second["metrics"]["reward_mean"] == pytest.approx(reward / 4)
+    assert second["metrics"]["reward_std"] == pytest.approx(math.sqrt(0.75) * reward)

@@ -92,6 +92,8 @@ def test_all_combinations_that_cannot_work_are_reported_at_once():
         ("rollout.logprobs_mode=raw_logits", "raw values do not tell which tokens were excluded"),
         ("rollout.logprobs_mode=raw", "rollout.logprobs_mode is 'raw'"),
         ("reward.maximum=-1", "minimum is 0.0, expected less than maximum (-1.0)"),
+        ("reward.maximum=1e39", "reward.maximum"),
+        ("reward.minimum=-1e39", "reward.minimum"),
         ("data.train={kind: jsonl, path: data.csv}", "expected a .jsonl file"),
         ("data.train={kind: reasoning_gym, path: gcd}", "size is missing"),
         ("sampling.min_p=0.1", "sampling.min_p is not a known key"),

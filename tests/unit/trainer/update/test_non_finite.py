@@ -145,6 +145,61 @@ def test_the_other_minibatches_train():
 
 
 @pytest.mark.parametrize("budget", [64, 16], ids=["one micro-batch", "several"])
+@pytest.mark.parametrize(
+    ("reward", "value"),
+    [(1e39, 0.0), (3e38, -3e38), (3e38, 0.0)],
+    ids=["reward beyond float32", "advantage beyond it", "squared error beyond it"],
+)
+def test_returns_that_no_number_of_the_trainer_holds(reward, value, budget):
+    engine = PoisonedEngine(Policy(make_model("qwen3"), value_head=True), "values", gradient=False, value=value)
+    config = update_configuration(algorithm={"name": "ppo"}, trainer={"tokens_per_microbatch": budget})
+    updater, before = Updater(config, engine, None), state(engine)
+    huge = [replace(sample, reward=reward if sample.sample_id == BAD else sample.reward) for sample in samples()]
+    values = updater.train(huge)
+    assert values["step_applied"] == 0
+    (skipped,) = updater.skipped
+    assert BAD in skipped.samples
+    assert (skipped.samples == (BAD,)) is (skipped.reason == "forward") is (abs(reward - value) > 3.4e38)
+    assert unchanged(before, engine)
+    engine.on = False
+    assert updater.train(samples())["step_applied"] == 1
+
+
+@pytest.mark.parametrize("gap", [1e39, -1e39, math.inf, math.nan])
+def test_an_advantage_that_float32_does_not_hold(gap):
+    engine = PlainEngine(Policy(make_model("qwen3")), 0.05)
+    updater = Updater(update_configuration(trainer={"tokens_per_microbatch": 16}), engine, None)
+    values = updater.train(
+        [replace(sample, advantage=gap if sample.sample_id == BAD else 1.0) for sample in samples()]
+    )
+    assert (values["step_applied"], updater.skipped) == (0, [Skipped("forward", (BAD,))])
+    assert engine.forwards == 0
+
+
+@pytest.mark.parametrize("value", [-3e38, 3e38])
+@pytest.mark.parametrize("beta", [0.1, 1e30])
+def test_log_probs_of_an_answer_whose_sum_float32_does_not_hold(value, beta):
+    engine = PoisonedEngine(Policy(make_model("qwen3")), "logprobs", gradient=True, value=value)
+    reference = Reference(deepcopy(engine.policy), torch.device("cpu"))
+    config = update_configuration(algorithm={"name": "dpo", "beta": beta})
+    updater = PreferenceUpdater(config, engine, reference)
+    assert updater.train(samples())["step_applied"] == 0
+    assert updater.skipped == [Skipped("forward", (BAD,))]
+
+
+def test_a_margin_that_float32_does_not_hold():
+    engine = PlainEngine(Policy(make_model("qwen3")), 0.05)
+    reference = Reference(Policy(make_model("qwen3")), torch.device("cpu"))
+    with torch.no_grad():
+        for parameter in reference._policy.parameters():
+            parameter.add_(0.1)
+    config = update_configuration(algorithm={"name": "dpo", "beta": 1e38})
+    updater = PreferenceUpdater(config, engine, reference)
+    assert updater.train(samples())["step_applied"] == 0
+    assert [skipped.reason for skipped in updater.skipped] == ["loss"]
+
+
+@pytest.mark.parametrize("budget", [64, 16], ids=["one micro-batch", "several"])
 def test_pairs_of_answers_alike(budget):
     engine = PoisonedEngine(Policy(make_model("qwen3")), "logprobs", gradient=True)
     reference = Reference(deepcopy(engine.policy), torch.device("cpu"))
