@@ -28,6 +28,7 @@ from services.trainer.loop import Machinery, RankZero, TrainingLoop
 from services.trainer.model.load import weights_fingerprint
 from services.trainer.recording.recorder import Recorder
 from services.trainer.service import TrainerServicer
+from services.trainer.steps.deaths import Deaths
 from services.trainer.steps.intake import Arrival
 from services.trainer.steps.lease import Lease
 from services.trainer.steps.observe import observe_start
@@ -127,10 +128,11 @@ def _rank_zero(
     log.info("serving", grpc_port=started.grpc_port, http_port=started.http_port)
     try:
         with starting():
+            deaths = Deaths(config.run.path / "deaths.json", config.redis.max_deliveries)
             if isinstance(data, PreferenceData):
-                rank_zero = _pairs(config, data, status, controls)
+                rank_zero = _pairs(config, data, status, controls, deaths)
             else:
-                rank_zero = replace(_sampled(config, data, machinery, status, controls), lease=lease)
+                rank_zero = replace(_sampled(config, data, machinery, status, controls, deaths), lease=lease)
         try:
             finished = TrainingLoop(config, machinery, rank_zero).run()
         finally:
@@ -145,10 +147,12 @@ def _rank_zero(
         server.stop()
 
 
-def _sampled(config: Config, data: PromptData, machinery: Machinery, status: Status, controls: Controls) -> RankZero:
+def _sampled(
+    config: Config, data: PromptData, machinery: Machinery, status: Status, controls: Controls, deaths: Deaths
+) -> RankZero:
     client = connect(config.redis)
     rounds = config.algorithm.dynamic_sampling_rounds if configured_algorithm(config).dynamic_sampling else 0
-    check = _replay_check(machinery.engine)
+    check = _arrival_check(machinery.engine, deaths)
     orchestrator = _outages(config).ride_out_blocking(
         lambda: Orchestrator(config, data, client, status, controls, check, rounds)
     )
@@ -156,15 +160,16 @@ def _sampled(config: Config, data: PromptData, machinery: Machinery, status: Sta
         config.run.path / "weights", orchestrator.feed, config.trainer.keep_weights, orchestrator.outages
     )
     transfer = open_transfer(config, client, machinery.source, machinery.engine.device)
-    return RankZero(orchestrator, RunLog(config.run.path), Release(publisher, config.weights, transfer))
+    release = Release(publisher, config.weights, transfer)
+    return RankZero(orchestrator, RunLog(config.run.path), release, deaths=deaths)
 
 
 def _outages(config: Config) -> Outages:
     return Outages(config.trainer.batch_timeout_seconds)
 
 
-def _pairs(config: Config, data: PreferenceData, status: Status, controls: Controls) -> RankZero:
-    return RankZero(PairFeed(config, data, status, controls), RunLog(config.run.path), None)
+def _pairs(config: Config, data: PreferenceData, status: Status, controls: Controls, deaths: Deaths) -> RankZero:
+    return RankZero(PairFeed(config, data, status, controls, deaths), RunLog(config.run.path), None, deaths=deaths)
 
 
 def _load_data(config: Config) -> PromptData | PreferenceData | None:
@@ -188,10 +193,11 @@ def _load_data(config: Config) -> PromptData | PreferenceData | None:
     return data
 
 
-def _replay_check(engine: TrainEngine) -> Callable[[Arrival], None]:
+def _arrival_check(engine: TrainEngine, deaths: Deaths) -> Callable[[Arrival], None]:
     """An arrival is checked by the code that later trains on it."""
 
     def check(arrival: Arrival) -> None:
+        deaths.check(arrival.issue)
         nothing = [0.0] * len(arrival.replays)
         training_samples(
             arrival.scored,

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 
 import structlog
@@ -34,6 +34,7 @@ from services.trainer.metrics.summary import summarize
 from services.trainer.recording.recorder import Recorder
 from services.trainer.steps import observe
 from services.trainer.steps.collapse import CollapseGuard, where_to_go_on
+from services.trainer.steps.deaths import Deaths
 from services.trainer.steps.lease import Lease
 from services.trainer.steps.source import StepSource
 from services.trainer.update.learning_signal import LearningSignal
@@ -68,6 +69,7 @@ class RankZero:
     release: Release | None
     # None where no other trainer could have the run.
     lease: Lease | None = None
+    deaths: Deaths | None = None
 
 
 class TrainingLoop:
@@ -174,7 +176,7 @@ class TrainingLoop:
     def _train(self, order: step_pb2.StepOrder) -> bool:
         """True where the weights after it are fit to be published."""
         structlog.contextvars.bind_contextvars(step=self._step + 1)
-        with self._recorded(order), self._phase("train"):
+        with self._recorded(order), self._phase("train"), self._under_way(order):
             samples = batch_samples(order, self._config, self._engine.facts)
             observe.observe_samples(samples)
             self._metrics = self._updater.train(samples)
@@ -193,6 +195,11 @@ class TrainingLoop:
         if due:
             with self._phase("record"):
                 self._recorder.finish(self._metrics)
+
+    def _under_way(self, order: step_pb2.StepOrder) -> AbstractContextManager[None]:
+        if self._rank_zero is None or self._rank_zero.deaths is None:
+            return nullcontext()
+        return self._rank_zero.deaths.step([scored.group.prompt.issue for scored in order.groups])
 
     def _publish(self, *, durable: bool = False) -> None:
         self._check_lease()

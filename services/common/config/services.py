@@ -7,7 +7,6 @@ from pydantic import Field, model_validator
 from services.common.config.base import Section
 from services.common.config.run import ServerConfig
 
-
 # What the trainer computes with holds no more.
 LARGEST_REWARD = 3.4e38
 

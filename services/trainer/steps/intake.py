@@ -13,6 +13,7 @@ from services.common.transport.streams import Entry, Stream
 from services.common.wire.samples import sample_id
 from services.trainer.batch.rewards import has_variance
 from services.trainer.metrics import counters
+from services.trainer.steps.deaths import TRAINER_ENDED
 from services.trainer.steps.evaluation import Evaluation
 from services.trainer.steps.ledger import Ledger
 from services.trainer.steps.verification import (
@@ -28,6 +29,8 @@ MAX_REISSUES = 3
 TOO_STALE = "group_too_stale"
 # Nothing is wrong with the prompt: sampling again helps.
 REISSUED_CODES = {"blob_missing", "blob_corrupt", TOO_STALE, PROMPT_MISMATCH, SAMPLING_MISMATCH, VERSION_UNKNOWN}
+# What ends its consumers time and again is not given another round by their restarts.
+FATAL_CODES = {"too_many_deliveries", TRAINER_ENDED}
 
 log = get_logger(__name__)
 
@@ -220,7 +223,7 @@ class Intake:
 
     def _sampled_again(self, issue: int, code: str, may_be: bool = False) -> bool:
         """Issued again once if it was under way before the start, else where it `may_be`."""
-        if issue not in self._inherited and not may_be:
+        if code in FATAL_CODES or (issue not in self._inherited and not may_be):
             return False
         self._inherited.discard(issue)
         counters.GROUPS_REISSUED.labels(code).inc()
@@ -247,12 +250,12 @@ class Intake:
         log.warning("dead letter", stream=letter.stream, group=letter.group_id, code=letter.code, reason=letter.reason)
         issue = self._issue_of(letter.group_id)
         if issue is not None and self._ledger.is_outstanding(issue) and issue not in self.held_issues():
-            # What ends its consumers time and again is not given another round by their restarts.
-            if letter.code != "too_many_deliveries" and self._sampled_again(issue, letter.code):
+            if self._sampled_again(issue, letter.code):
                 return
             counters.GROUPS_LOST.labels(letter.code).inc()
             self._ledger.lose(issue)
-            self._lost_in_a_row += 1
+            # A whole step of groups, of which one at most is to blame, says nothing about the others to come.
+            self._lost_in_a_row += letter.code != TRAINER_ENDED
             if self._lost_in_a_row > self._max_lost:
                 raise GaveUp(
                     "too_many_lost_groups",

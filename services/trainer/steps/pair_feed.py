@@ -7,13 +7,19 @@ from typing import Any
 from trivet.v1 import sample_pb2, step_pb2, trainer_pb2
 
 from services.common.config import Config
+from services.common.errors import InvalidData
+from services.common.logs import get_logger
 from services.common.run_files.lineage import code_version, config_version
 from services.trainer.checkpoint.directory import TrainerState
 from services.trainer.data.preferences import PairRow, PreferenceData
+from services.trainer.metrics import counters
+from services.trainer.steps.deaths import Deaths
 from services.trainer.steps.status import Controls, Status
 
 POLL_SECONDS = 1.0
 CHOSEN_REWARD, REJECTED_REWARD = 1.0, 0.0
+
+log = get_logger(__name__)
 
 
 @dataclass
@@ -24,6 +30,7 @@ class PairFeed:
     data: PreferenceData
     status: Status
     controls: Controls
+    deaths: Deaths | None = None
 
     def __post_init__(self) -> None:
         self.step = self._cursor = 0
@@ -53,8 +60,7 @@ class PairFeed:
             self.controls.stop.wait(POLL_SECONDS)
             return step_pb2.StepOrder(action=step_pb2.STEP_ACTION_WAIT)
         self.status.state = trainer_pb2.TRAINER_STATE_TRAINING
-        issues = range(self._cursor, self._cursor + self.config.trainer.groups_per_step)
-        self._cursor = issues.stop
+        issues = self._next_issues()
         self._show()
         return self._order([(f"{self.history}-{issue}", issue, self.data.train[issue]) for issue in issues])
 
@@ -71,6 +77,20 @@ class PairFeed:
 
     def commit(self) -> None:
         """Nothing waits for a checkpoint: the file stays where it is."""
+
+    def _next_issues(self) -> list[int]:
+        """Without those in whose steps the trainer ended too often."""
+        issues: list[int] = []
+        while len(issues) < self.config.trainer.groups_per_step:
+            issue, self._cursor = self._cursor, self._cursor + 1
+            try:
+                if self.deaths is not None:
+                    self.deaths.check(issue)
+                issues.append(issue)
+            except InvalidData as error:
+                log.warning("pair left out", pair=self.data.train[issue].pair_id, code=error.code, reason=str(error))
+                counters.GROUPS_LOST.labels(error.code).inc()
+        return issues
 
     def _order(self, rows: list[tuple[str, int, PairRow]]) -> step_pb2.StepOrder:
         groups = [self._group(group_id, issue, row) for group_id, issue, row in rows]

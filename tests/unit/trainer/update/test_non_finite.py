@@ -169,9 +169,7 @@ def test_returns_that_no_number_of_the_trainer_holds(reward, value, budget):
 def test_an_advantage_that_float32_does_not_hold(gap):
     engine = PlainEngine(Policy(make_model("qwen3")), 0.05)
     updater = Updater(update_configuration(trainer={"tokens_per_microbatch": 16}), engine, None)
-    values = updater.train(
-        [replace(sample, advantage=gap if sample.sample_id == BAD else 1.0) for sample in samples()]
-    )
+    values = updater.train([replace(sample, advantage=gap if sample.sample_id == BAD else 1.0) for sample in samples()])
     assert (values["step_applied"], updater.skipped) == (0, [Skipped("forward", (BAD,))])
     assert engine.forwards == 0
 
