@@ -118,6 +118,24 @@ FAILURES: tuple[Panel, ...] = (
         minimum=0,
         alerts=("redis-memory-high",),
     ),
+    lines(
+        "Outages",
+        "That began within an hour, by what could not serve. Services wait meanwhile.",
+        "none",
+        counted("trivet_outages_total", "code"),
+        width=12,
+        minimum=0,
+        alerts=("outages",),
+    ),
+    lines(
+        "Versions published again",
+        "An hour: a rollout found the files on disk damaged or missing.",
+        "none",
+        Query(f"sum(increase(trivet_trainer_versions_repaired_total{{{RUN}}}[1h]))", "versions"),
+        width=12,
+        minimum=0,
+        alerts=("rollout-behind",),
+    ),
 )
 
 REPLAY: tuple[Panel, ...] = (
@@ -164,7 +182,7 @@ WEIGHTS: tuple[Panel, ...] = (
         "s",
         mean("trivet_trainer_checkpoint_seconds", "save", window="1h"),
         minimum=0,
-        alerts=("checkpoint-old",),
+        alerts=("checkpoint-old", "checkpoints-damaged"),
     ),
     lines(
         "Size of weights and checkpoints",

@@ -18,6 +18,8 @@ from services.common.transport.dead_letters import FIELD, DeadLetters, dead_lett
 ANNOUNCEMENTS_KEPT = 64
 READ_BYTES = 4 * 2**20
 MAX_BLOCK_SECONDS = 5.0
+# A rollout that still finds its version damaged reports that again, at its next try.
+DAMAGE_REPORT_SECONDS = 120
 
 log = get_logger(__name__)
 
@@ -105,7 +107,7 @@ class WeightFeed:
     """
 
     def __init__(self, client: redis.Redis, run: str) -> None:
-        self._client, self._name = client, f"{run}:weights"
+        self._client, self._name, self._damage_key = client, f"{run}:weights", f"{run}:weights:damaged"
         self._dead_letters = DeadLetters(client, run)
         self._announced: weights_pb2.WeightVersion | None = None
 
@@ -120,6 +122,16 @@ class WeightFeed:
             metrics.VERSIONS_ANNOUNCED_AGAIN.inc()
             log.warning("Redis had lost the newest version, announced again", version=self._announced.version)
             self.announce(self._announced)
+
+    def report_damaged(self, announcement: str) -> None:
+        """By a rollout: the files of the version that the announcement of this id names are not what it says."""
+        self._client.set(self._damage_key, announcement, ex=DAMAGE_REPORT_SECONDS)
+
+    def take_damaged(self) -> bool:
+        """Whether a rollout has reported the newest announcement since the last call."""
+        reported = cast(bytes | None, self._client.getdel(self._damage_key))
+        found = self.latest() if reported is not None else None
+        return found is not None and found[0].encode() == reported
 
     @property
     def only_in_memory(self) -> bool:

@@ -20,6 +20,8 @@ POLL_SECONDS = 1.0
 RETRY_FIRST_SECONDS, RETRY_CAP_SECONDS = 1.0, 60.0
 # A version that vLLM could not load cost a restart of the engine.
 MAX_REFUSALS = 2
+# The trainer can mend these, by writing the version again.
+DAMAGED_CODES = {"weights_corrupt", "weights_missing"}
 
 log = get_logger(__name__)
 
@@ -137,6 +139,8 @@ class WeightFollower:
                 seconds = self._backoff.compute(self._failures - 1)
                 self._next_try = time.monotonic() + seconds
                 log.warning("old weights stay", version=self._engine.weights.version, next_try_seconds=seconds)
+                if error.code in DAMAGED_CODES and target is newest[1]:
+                    await asyncio.to_thread(self._feed.report_damaged, newest[0])
 
     async def _loadable(self, newest: weights_pb2.WeightVersion) -> weights_pb2.WeightVersion | None:
         if newest.path:

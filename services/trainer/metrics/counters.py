@@ -45,6 +45,9 @@ STEPS_RECORDED = Counter("trivet_trainer_steps_recorded_total", "Steps written d
 PUBLISH_SECONDS = Histogram(
     "trivet_trainer_publish_seconds", "Seconds to export and announce a policy version", buckets=LONG_SECONDS
 )
+VERSIONS_REPAIRED = Counter(
+    "trivet_trainer_versions_repaired_total", "Policy versions published again because a rollout found them damaged"
+)
 PUBLISHED_BYTES = Gauge("trivet_trainer_published_bytes", "Size of the newest policy version")
 TRANSFER_SECONDS = Histogram(
     "trivet_trainer_weight_transfer_seconds",

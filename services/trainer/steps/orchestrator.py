@@ -32,6 +32,8 @@ POLL_SECONDS = 1.0
 RECONCILE_SECONDS = 60.0
 # Likewise, a version that is in memory alone goes to disk.
 PUBLISH_AGAIN_SECONDS = 30.0
+# How often one version is published again because a rollout found it damaged.
+MAX_REPAIRS = 3
 
 log = get_logger(__name__)
 
@@ -67,6 +69,8 @@ class Orchestrator:
         self._verifier = Verifier(self._issuer, config.reward, lambda: max(self.step, published))
         # Seconds of waiting without an arrival, and since what is outstanding was last looked for.
         self._silence = self._unreconciled = 0.0
+        # The version that was last published again because it was damaged, and how often.
+        self._repaired = (-1, 0)
         self.intake = Intake(
             self._scored,
             DeadLetters(self.client, config.run.name),
@@ -144,8 +148,8 @@ class Orchestrator:
         if self.intake.ready < self.config.trainer.groups_per_step or self._overtakes():
             self.status.state = trainer_pb2.TRAINER_STATE_WAITING
             self._wait_for_news()
-            if self._silence > PUBLISH_AGAIN_SECONDS and self.feed.only_in_memory:
-                # The rollouts that had it may all have been started again.
+            # The rollouts that had a version in memory may all have been started again.
+            if (self._silence > PUBLISH_AGAIN_SECONDS and self.feed.only_in_memory) or self._repairs():
                 return step_pb2.StepOrder(action=step_pb2.STEP_ACTION_PUBLISH)
             return step_pb2.StepOrder(action=step_pb2.STEP_ACTION_WAIT)
         self.status.state = trainer_pb2.TRAINER_STATE_TRAINING
@@ -244,6 +248,18 @@ class Orchestrator:
         last = self.step - self.config.trainer.max_staleness
         under_way = self.ledger.outstanding.keys() - self.intake.held_issues()
         return any(self._issued_at.get(issue, self.step) <= last for issue in under_way)
+
+    def _repairs(self) -> bool:
+        """Whether the newest version is to be published again: a rollout found its files damaged."""
+        if not self.feed.take_damaged():
+            return False
+        times = self._repaired[1] if self._repaired[0] == self.step else 0
+        log.warning("a rollout found the published version damaged", version=self.step, published_again=times)
+        if times >= MAX_REPAIRS:
+            return False
+        self._repaired = (self.step, times + 1)
+        counters.VERSIONS_REPAIRED.inc()
+        return True
 
     def _poll(self) -> int:
         found = self.intake.poll(POLL_SECONDS)

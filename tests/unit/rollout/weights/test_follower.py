@@ -65,6 +65,28 @@ async def test_without_an_announcement_the_initial_weights_stay_and_serve_the_fi
     assert refusal.value.code == "weights_behind"
 
 
+@pytest.mark.parametrize("code", ["weights_corrupt", "weights_missing"])
+async def test_a_damaged_version_is_reported_at_once_and_loaded_when_it_is_published_again(
+    engine, feed, follower, code
+):
+    engine.load_failures = [LoadFailed(code, "v3 is damaged")]
+    feed.announce(version(3))
+    await follower.catch_up()
+    assert feed.take_damaged()
+    feed.announce(version(3))
+    await follower.catch_up()
+    assert engine.loaded == [3]
+    assert not feed.take_damaged()
+
+
+async def test_what_publishing_again_does_not_mend_is_not_reported(engine, feed, follower):
+    for code in ("weights_refused", "weights_unreadable", "weights_timeout"):
+        engine.load_failures = [LoadFailed(code, "no")]
+        feed.announce(version(3))
+        await follower.catch_up()
+        assert not feed.take_damaged()
+
+
 async def test_a_prompt_waits_until_the_lost_version_is_announced_again(engine, feed, following, redis_client):
     feed.announce(version(3))
     await following.wait_for(3, LATER)

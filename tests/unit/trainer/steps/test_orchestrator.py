@@ -8,6 +8,7 @@ from trivet.v1 import sample_pb2, step_pb2, trainer_pb2, weights_pb2
 from services.common.errors import GaveUp, InvalidData, Outage, TrivetError, Unavailable
 from services.common.transport.blobs import Blob
 from services.common.transport.streams import Entry
+from services.trainer.metrics import counters
 from services.trainer.steps.evaluation import Evaluation
 from services.trainer.steps.orchestrator import Orchestrator
 from tests.support.orchestration import GROUPS, SIZE, orchestrator, state, trained, until_training
@@ -689,3 +690,23 @@ def test_a_version_that_is_in_memory_alone_goes_to_disk_when_nothing_comes(confi
     assert made.next_order().action == step_pb2.STEP_ACTION_PUBLISH
     made.feed.announce(weights_pb2.WeightVersion(version=3, fingerprint="f", path="/w"))
     assert made.next_order().action == step_pb2.STEP_ACTION_WAIT
+
+
+def test_a_damaged_version_is_published_again_at_once_but_not_for_ever(config, redis_client):
+    made = orchestrator(config, redis_client)
+    before = counters.VERSIONS_REPAIRED._value.get()
+    actions = []
+    for _ in range(5):
+        made.feed.announce(weights_pb2.WeightVersion(version=0, fingerprint="f", path="/w"))
+        entry_id, _ = made.feed.latest()
+        made.feed.report_damaged(entry_id)
+        actions.append(made.next_order().action)
+    assert actions == [step_pb2.STEP_ACTION_PUBLISH] * 3 + [step_pb2.STEP_ACTION_WAIT] * 2
+    assert counters.VERSIONS_REPAIRED._value.get() == before + 3
+    made.step = 1
+    made.feed.announce(weights_pb2.WeightVersion(version=1, fingerprint="g", path="/w"))
+    # Of the version before.
+    made.feed.report_damaged(entry_id)
+    assert made.next_order().action == step_pb2.STEP_ACTION_WAIT
+    made.feed.report_damaged(made.feed.latest()[0])
+    assert made.next_order().action == step_pb2.STEP_ACTION_PUBLISH
