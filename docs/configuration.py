@@ -82,7 +82,7 @@ One YAML configures a run, and every service reads the same file. `make docs` wr
 [services/common/config](../services/common/config).
 
 - An unknown key, a value out of bounds and a combination that cannot work are refused at load, in one sentence that
-  names the key. `trivet check FILE` also looks at data, scorers and model files.
+  names the key. `trivet check FILE` also looks at data, models, scorers and the machine.
 - The environment comes after the file: `TRIVET__SECTION__KEY=value` sets `section.key`, and
   `TRIVET__SECTION__KEY__FILE=/path` sets it to the text of a file, as secrets come. `--set section.key=value` is last.
 - `trivet config show FILE` prints what is in effect after all of that, defaults included and secrets hidden.

@@ -3,15 +3,17 @@ from typing import Annotated
 import typer
 
 from services.cli.audit.command import audit
-from services.cli.check import check
+from services.cli.check.command import check
 from services.cli.compare.command import compare
 from services.cli.config import config
+from services.cli.init import init
 from services.cli.rerun.command import rerun
 from services.cli.shared.version import version_lines
 from services.cli.up.command import up
 from services.common.serving.signals import dump_stacks_on_signal
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
+app.command()(init)
 app.command()(check)
 app.add_typer(config)
 app.command()(audit)

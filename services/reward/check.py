@@ -1,16 +1,18 @@
 """python -m services.reward.check --config FILE --output report.json: what would prevent rewards.
 
-Scorers are loaded, and those that are built in are asked about the first rows, as a row without an answer can never be
-scored. A scorer of the user's own is loaded in a scorer process, with the limits and variables that it will have there.
-It is not called: it may be slow, or cost money.
+Scorers that are built in are asked about the first rows, as a row without an answer can never be scored. Then all of
+them score three rows in a scorer process, with the limits and variables that they will have there.
 """
 
 import argparse
 import asyncio
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
+
+from trivet.v1 import reward_pb2, sample_pb2
 
 from services.common.config import Config, RewardConfig, ScorerConfig, SourceConfig, load_config
 from services.common.data.rows import Row, metadata, read_rows
@@ -19,20 +21,23 @@ from services.common.run_files.check_report import CheckReport
 from services.common.serving.arguments import leave
 from services.reward.isolation.containment import Containment, find_user
 from services.reward.isolation.pool import ScorerPool
+from services.reward.score import GroupScorer
 from services.reward.scorers import BUILT_IN, load_scorer
 from services.reward.scorers.types import Scorer, ScorerFailure
+from services.reward.stats import RewardStats
 
 ROWS = 1_000
 # For one scorer on one source.
 SECONDS = 3.0
+CALLED_ROWS, CALL_SECONDS = 3, 60.0
 
 
-def find_problems(config: Config) -> list[str]:
-    """A sentence for each. Rows are left out while what makes them has not run (prepare)."""
+def report(config: Config) -> CheckReport:
+    """Rows are left out while what makes them has not run (prepare)."""
     try:
         find_user(config.reward.scorer_user)
     except InvalidData as error:
-        return [str(error)]
+        return CheckReport(findings=(str(error),))
     found = []
     for settings in config.reward.scorers:
         try:
@@ -45,14 +50,60 @@ def find_problems(config: Config) -> list[str]:
             continue
         if config.prepare is None or config.prepare.done:
             found += _row_problems(scorer, settings, config)
-    return found
+    if found or config.data.train is None or not (config.prepare is None or config.prepare.done):
+        return CheckReport(findings=tuple(found))
+    return asyncio.run(_call(config.reward, config.data.train))
 
 
 async def _load_contained(settings: ScorerConfig, config: RewardConfig) -> None:
     """Raises InvalidData or Unavailable, as the start of the service would."""
-    pool = ScorerPool([settings], workers=1, timeout_seconds=config.timeout_seconds, containment=Containment.of(config))
+    async with _started([settings], config):
+        pass
+
+
+async def _call(config: RewardConfig, source: SourceConfig) -> CheckReport:
+    """Scores a few rows as the service would. The answer is the completion, so that a full reward is given, too."""
+    try:
+        rows = list(read_rows(source, "data.train", CALLED_ROWS))
+    except TrivetError:
+        # The trainer's check says what is wrong with a source that cannot be read.
+        rows = []
+    if not rows:
+        return CheckReport()
+    try:
+        async with asyncio.timeout(CALL_SECONDS), _started(config.scorers, config) as pool:
+            scorer = GroupScorer(config, pool, RewardStats(), "check")
+            for row in rows:
+                outcome = await scorer.score(_group(row, source.prompt_field))
+                if isinstance(outcome, reward_pb2.ScoreFailure):
+                    where = f"{outcome.scorer} cannot score {row.where} of data.train"
+                    return CheckReport(findings=(f"reward.scorers: {where}: {outcome.reason}",))
+    except TimeoutError:
+        late = f"reward.scorers: {len(rows)} rows were not scored within {CALL_SECONDS:.0f} s: not checked further"
+        return CheckReport(doubts=(late,))
+    except TrivetError as error:
+        return CheckReport(findings=(str(error),))
+    return CheckReport()
+
+
+@asynccontextmanager
+async def _started(scorers: Sequence[ScorerConfig], config: RewardConfig) -> AsyncIterator[ScorerPool]:
+    pool = ScorerPool(scorers, workers=1, timeout_seconds=config.timeout_seconds, containment=Containment.of(config))
     await pool.start()
-    await pool.stop()
+    try:
+        yield pool
+    finally:
+        await pool.stop()
+
+
+def _group(row: Row, prompt_field: str) -> sample_pb2.Group:
+    columns, _ = metadata(row, prompt_field)
+    prompt = str(row.values.get(prompt_field))
+    completion = str(row.values.get("answer", prompt))
+    return sample_pb2.Group(
+        prompt=sample_pb2.Prompt(group_id="check", text=prompt, metadata_json=columns),
+        samples=[sample_pb2.Sample(sample_id="check", text=completion)],
+    )
 
 
 def _row_problems(scorer: Scorer, settings: ScorerConfig, config: Config) -> list[str]:
@@ -97,8 +148,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--config", required=True, metavar="FILE", help="the run's YAML")
     parser.add_argument("--output", required=True, type=Path, metavar="FILE", help="where the report goes, as JSON")
     arguments = parser.parse_args(argv)
-    report = CheckReport(findings=tuple(find_problems(load_config(arguments.config))))
-    arguments.output.write_text(report.model_dump_json(), encoding="utf-8")
+    arguments.output.write_text(report(load_config(arguments.config)).model_dump_json(), encoding="utf-8")
 
 
 if __name__ == "__main__":

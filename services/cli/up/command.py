@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from services.cli.check import refuse_problems
+from services.cli.check.command import refuse_problems
 from services.cli.shared.start import (
     EXIT_FAILED,
     EXIT_STOPPED,

@@ -57,6 +57,15 @@ def metadata(row: Row, prompt_field: str) -> tuple[str, frozenset[str]]:
     return json.dumps(kept, sort_keys=True, allow_nan=False), frozenset(left_out)
 
 
+def need_column(row: Row, name: str, key: str) -> Any:
+    """The value of column `name`, which the configuration names by `key`. Raises InvalidData ("data_column")."""
+    if name not in row.values:
+        raise InvalidData(
+            "data_column", f"{row.where}: there is no column {name!r} ({key}), only {', '.join(row.values)}"
+        )
+    return row.values[name]
+
+
 def refuse_surrogates(text: str, field: str) -> None:
     """Raises InvalidData for half of a surrogate pair, as JSON can name it: no tokenizer takes it, nor does UTF-8."""
     try:

@@ -39,6 +39,19 @@ def check_model(path: str, key: str) -> None:
         ) from error
 
 
+def model_positions(path: str) -> int | None:
+    """Tokens that the model of a directory has positions for; None where its config.json does not say."""
+    from transformers import AutoConfig
+
+    if not Path(path).is_dir():
+        return None
+    config = AutoConfig.from_pretrained(path).get_text_config()
+    positions = getattr(config, "max_position_embeddings", None)
+    rope = getattr(config, "rope_parameters", None) or {}
+    # Scaled, there are more; by how much is up to the kind (yarn, llama3, longrope).
+    return None if positions is None or "factor" in rope or "long_factor" in rope else int(positions)
+
+
 def open_tokenizer(path: str) -> Tokenizer:
     """Raises InvalidData if there is none, Unavailable if it should come from the hub and the hub fails."""
     from transformers import AutoTokenizer

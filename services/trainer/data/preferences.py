@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from services.common.config import Config, PreferenceSourceConfig
-from services.common.data.rows import Row, read_rows, refuse_surrogates
+from services.common.data.rows import Row, need_column, read_rows, refuse_surrogates
 from services.common.errors import InvalidData
 from services.common.run_files.lineage import data_version
 from services.trainer.data.renderer import Message, Renderer, Tokenizer
@@ -71,10 +71,7 @@ def load_preferences(config: Config, tokenizer: Tokenizer, most: int | None = No
 def _row(row: Row, source: PreferenceSourceConfig, config: Config, renderer: Renderer) -> PairRow | None:
     raw, where = row.values, row.where
     for name in ("chosen_field", "rejected_field"):
-        if (column := getattr(source, name)) not in raw:
-            raise InvalidData(
-                "data_pair", f"{where}: there is no column {column!r} (data.preferences.{name}), only {', '.join(raw)}"
-            )
+        need_column(row, getattr(source, name), f"data.preferences.{name}")
     chosen = _conversation(raw, source.chosen_field, where)
     rejected = _conversation(raw, source.rejected_field, where)
     prompt = _prompt(raw, source, chosen, rejected, where)

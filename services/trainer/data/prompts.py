@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from services.common.config import DataConfig, SourceConfig
-from services.common.data.rows import MAX_TEXT_BYTES, Row, metadata, read_rows, refuse_surrogates
+from services.common.data.rows import MAX_TEXT_BYTES, Row, metadata, need_column, read_rows, refuse_surrogates
 from services.common.errors import InvalidData
 from services.common.run_files.lineage import data_version
 from services.trainer.data.renderer import Renderer, Tokenizer
@@ -90,12 +90,7 @@ class _Reading:
 
     def _row(self, row: Row, source: SourceConfig, key: str) -> PromptRow | None:
         name = source.prompt_field
-        if name not in row.values:
-            raise InvalidData(
-                "data_prompt",
-                f"{row.where}: there is no column {name!r} ({key}.prompt_field), only {', '.join(row.values)}",
-            )
-        text = row.values[name]
+        text = need_column(row, name, f"{key}.prompt_field")
         if not isinstance(text, str) or not text:
             raise InvalidData("data_prompt", f"{row.where}: {name} is {text!r:.80}, expected a non-empty string")
         prompt_id = str(row.values["id"])

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from examples.quickstart.tokenizer import build_tokenizer
 from services.cli.__main__ import app
-from services.cli.check import check_services
+from services.cli.check.command import check_all
 from services.common.config import parse_config
 from services.reward import check as reward_check
 from services.trainer import check as trainer_check
@@ -51,7 +51,7 @@ def write(path, rows):
 
 def problems(tree):
     config = parse_config(tree)
-    return trainer_check.find_problems(config) + reward_check.find_problems(config)
+    return trainer_check.find_problems(config) + list(reward_check.report(config).findings)
 
 
 def test_nothing_is_found_where_nothing_is_wrong(tree):
@@ -86,7 +86,8 @@ def test_nothing_is_found_where_nothing_is_wrong(tree):
         ),
     ],
 )
-def test_what_cannot_be_used_is_found_and_named_by_key(tree, tmp_path, change, words):
+def test_what_cannot_be_used_is_found_and_named_by_key(tree, tmp_path, monkeypatch, change, words):
+    monkeypatch.setattr(reward_check, "CALLED_ROWS", 0)
     for section, values in change.items():
         target = tree["data"]["train"] if section == "data" else tree.setdefault(section, {})
         target.update(values)
@@ -115,6 +116,51 @@ def test_a_scorer_is_loaded_with_the_variables_that_it_will_have(tree, tmp_path,
     assert problems(tree) == ["reward.scorers: importing scorers_with_a_key failed (KeyError: 'JUDGE_KEY')"]
     tree["reward"]["scorer_environment"] = ["JUDGE_KEY"]
     assert problems(tree) == []
+
+
+@pytest.mark.parametrize(
+    ("body", "weight", "words"),
+    [
+        (
+            "raise KeyError('gold')",
+            1,
+            ["reward cannot score", "train.jsonl line 1", "KeyError: 'gold'"],
+        ),
+        (
+            "return 'good'",
+            1,
+            ["rewards_of_a_test:reward cannot score", "line 1 of data.train", "returned str, expected a number"],
+        ),
+        ("return float(completion == metadata['answer'])", 2, ["reward is 2, expected 0 to 1 (reward.minimum and"]),
+        ("return float(completion == metadata['answer'])", 1, []),
+    ],
+)
+def test_scorers_are_called_as_the_service_would(tree, tmp_path, monkeypatch, body, weight, words):
+    (tmp_path / "rewards_of_a_test.py").write_text(f"def reward(prompt, completion, metadata):\n    {body}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    tree["reward"]["scorers"] = [{"name": "rewards_of_a_test:reward", "weight": weight}]
+    found = reward_check.report(parse_config(tree)).findings
+    assert len(found) == bool(words)
+    for word in words:
+        assert word in found[0]
+
+
+@pytest.mark.parametrize(
+    ("max_tokens", "words"),
+    [
+        (32, "model.max_length is 2048, expected at most 1100, the positions of model.path"),
+        (512, "and data.max_prompt_tokens + sampling.max_tokens (1536) no more than that; the longest prompt has "),
+    ],
+)
+def test_more_tokens_than_the_model_has_positions_for_are_a_finding(tree, model, tmp_path, max_tokens, words):
+    import shutil
+
+    copy = shutil.copytree(model, tmp_path / "copy")
+    (copy / "config.json").write_text(json.dumps({**MODEL, "max_position_embeddings": 1100}), encoding="utf-8")
+    tree["model"]["path"] = str(copy)
+    tree["sampling"] = {"max_tokens": max_tokens}
+    [found] = trainer_check.find_problems(parse_config(tree))
+    assert words in found
 
 
 @pytest.mark.parametrize(
@@ -186,13 +232,17 @@ def test_all_findings_come_at_once_and_the_status_is_that_of_a_configuration(tre
         assert not (tmp_path / "runs").exists()
 
 
-def test_missing_rows_are_found_though_the_model_is_missing_too(tree):
+def test_data_come_before_a_model_that_is_missing_too(tree):
     tree["model"]["path"] = "/no/such/model"
+    tree["data"]["train"]["prompt_field"] = "question"
+    found = trainer_check.find_problems(parse_config(tree))
+    assert len(found) == 2
+    assert "line 1: there is no column 'question' (data.train.prompt_field), only id, prompt, answer" in found[0]
     tree["data"]["train"]["path"] = "/no/such.jsonl"
     found = problems(tree)
     assert len(found) == 2
-    assert "model.path is '/no/such/model'" in found[0]
-    assert "data.train.path is '/no/such.jsonl'" in found[1]
+    assert "data.train.path is '/no/such.jsonl'" in found[0]
+    assert "model.path is '/no/such/model'" in found[1]
 
 
 def test_a_run_without_findings_is_reported_so(tree, tmp_path):
@@ -204,8 +254,9 @@ def test_a_run_without_findings_is_reported_so(tree, tmp_path):
 
 def test_a_check_that_fails_itself_is_a_finding(tree, monkeypatch):
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    assert [report.findings for report in check_services(parse_config(tree))] == [
-        (f"the {service}'s check ended with status 1: it said nothing",) for service in ("trainer", "reward")
+    assert [report.findings for report in check_all(parse_config(tree))] == [
+        *((f"the {service}'s check ended with status 1: it said nothing",) for service in ("trainer", "reward")),
+        (),
     ]
 
 

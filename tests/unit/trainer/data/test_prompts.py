@@ -68,7 +68,7 @@ def test_a_long_prompt_is_refused_by_name_or_dropped_and_counted(tmp_path):
 @pytest.mark.parametrize(
     ("rows", "code"),
     [
-        ([{"question": "x"}] * 3, "data_prompt"),
+        ([{"question": "x"}] * 3, "data_column"),
         ([{"prompt": ""}] * 3, "data_prompt"),
         ([{"prompt": "x", "id": 1}, {"prompt": "y", "id": 1}, {"prompt": "z", "id": 1}], "data_duplicate"),
         ([{"prompt": "x"}] * 3, "data_empty"),

@@ -1,6 +1,7 @@
 """`trivet check`: what would keep a run from starting, all of it at once and before anything is started.
 
 Each service looks at its own part (services.trainer.check, services.reward.check), in a process of its own.
+Meanwhile this one looks at the machine.
 """
 
 import json
@@ -14,6 +15,7 @@ from pathlib import Path
 import typer
 from rich.console import Console
 
+from services.cli.check.machine import machine_report
 from services.cli.shared.start import ConfigFile, Overrides, all_overrides, load, plain_console, say
 from services.common.config import Config
 from services.common.exit_codes import CONFIGURATION
@@ -24,21 +26,22 @@ TIMEOUT_SECONDS = 180.0
 
 
 def check(config_file: ConfigFile, overrides: Overrides = None) -> None:
-    """Report everything that is wrong with a configuration, its data, scorers and model files; start nothing.
+    """Report everything that would keep a run from starting on this machine; start nothing.
 
+    Looks at keys, data, model files, algorithm, scorers (called on three rows), GPUs, ports, Redis and disk.
     Status 0: nothing found. 2: findings, each with the key to change.
     """
     console = plain_console()
     config = load(console, config_file, all_overrides(overrides))
-    refuse_problems(console, config)
+    refuse_problems(console, config, starts=False)
     if config.prepare is not None and not config.prepare.done:
         say(console, f"not checked: model and data, which prepare.command has yet to make ({config.prepare.creates})")
     say(console, "✓ nothing found that would keep the run from starting", style="green")
 
 
-def refuse_problems(console: Console, config: Config) -> None:
+def refuse_problems(console: Console, config: Config, *, starts: bool = True) -> None:
     """Prints what is found and leaves with status 2; only warns, or does nothing, where the run could start."""
-    reports = check_services(config)
+    reports = check_all(config, starts=starts)
     for report in reports:
         for sentence in report.findings:
             say(console, f"✗ {sentence}", style="red")
@@ -48,17 +51,19 @@ def refuse_problems(console: Console, config: Config) -> None:
         raise typer.Exit(CONFIGURATION)
 
 
-def check_services(config: Config) -> list[CheckReport]:
+def check_all(config: Config, *, starts: bool = True) -> list[CheckReport]:
+    """`starts`: `trivet up` is about to."""
     services = ["trainer"] if config.data.preferences is not None else ["trainer", "reward"]
     with tempfile.TemporaryDirectory(prefix="trivet-check-") as directory:
         settings = Path(directory) / "config.yaml"
-        # Nothing that is secret: no service is reached.
+        # Nothing that is secret: a service reaches no other.
         tree = {**without_addresses(config), "prepare": config.dump()["prepare"]}
         settings.write_text(json.dumps(tree), encoding="utf-8")
         running = [_ServiceCheck(service, settings) for service in services]
         deadline = time.monotonic() + TIMEOUT_SECONDS
         try:
-            return [one.report(deadline) for one in running]
+            machine = machine_report(config, starts=starts)
+            return [*(one.report(deadline) for one in running), machine]
         finally:
             for one in running:
                 one.end()
