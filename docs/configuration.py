@@ -187,10 +187,12 @@ def _type(schema: dict[str, Any]) -> str:
 
 
 def _default(key: Key) -> str:
-    if key.required:
-        return f"Required, for example `{_yaml(key.schema['examples'][0])}`"
     empty: Any = {} if key.schema.get("type") == "object" else []
-    return f"Default `{_yaml(key.schema.get('default', empty))}`"
+    default = "Required" if key.required else f"Default `{_yaml(key.schema.get('default', empty))}`"
+    # Where the type tells all of the form, an example would say no more.
+    told = "enum" in key.schema or key.schema.get("type") in {"number", "integer"}
+    examples = [] if told else key.schema.get("examples", [])
+    return default + "".join(f", for example `{_yaml(each)}`" for each in examples)
 
 
 def _yaml(value: Any) -> str:

@@ -8,7 +8,9 @@ from services.common.config.base import Section
 class AlgorithmConfig(Section):
     """How rewards or preferences become a loss (docs/algorithms.md has formulas and each algorithm's own defaults)."""
 
-    name: str = Field("grpo", description="a registered algorithm, or module:function")
+    name: str = Field(
+        "grpo", description="a registered algorithm, or module:function", examples=["my_package.algorithms:own"]
+    )
     advantage_normalization: Literal["none", "std"] = Field(
         "none", description="std divides a group's advantages by the standard deviation of its rewards"
     )

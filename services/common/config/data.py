@@ -19,7 +19,9 @@ class SourceConfig(Section):
     split: str = Field("train", description="hf: the dataset's split")
     prompt_field: str = Field("prompt", description="the column that holds the prompt, a string")
     size: int | None = Field(None, gt=0, description="reasoning_gym: how many rows to make; else: how many to read")
-    options: dict[str, Any] = Field(default_factory=dict, description="passed to the dataset's constructor")
+    options: dict[str, Any] = Field(
+        default_factory=dict, description="passed to the dataset's constructor", examples=[{"name": "main"}]
+    )
 
     @model_validator(mode="after")
     def _complete(self) -> "SourceConfig":
@@ -42,7 +44,9 @@ class PreferenceSourceConfig(Section):
     chosen_field: str = Field("chosen", description="the column that holds the preferred answer")
     rejected_field: str = Field("rejected", description="the column that holds the other answer")
     size: int | None = Field(None, gt=0, description="how many rows to read")
-    options: dict[str, Any] = Field(default_factory=dict, description="passed to the dataset's constructor")
+    options: dict[str, Any] = Field(
+        default_factory=dict, description="passed to the dataset's constructor", examples=[{"name": "main"}]
+    )
 
     @model_validator(mode="after")
     def _complete(self) -> "PreferenceSourceConfig":

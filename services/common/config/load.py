@@ -1,10 +1,12 @@
 import os
 from collections.abc import Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, get_args
 
 import yaml
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 
 from services.common.config.root import Config
 from services.common.secrets import hidden, hidden_override, without_password
@@ -64,11 +66,13 @@ def _sentence(problem: Any) -> str:
     field = ".".join(str(part) for part in problem["loc"])
     message = without_password(problem["msg"].removeprefix("Value error, "))
     if problem["type"] == "extra_forbidden":
-        return f"{field} is not a known key"
+        near = get_close_matches(str(problem["loc"][-1]), _keys_at(problem["loc"][:-1]), 1)
+        return f"{field} is not a known key" + "".join(f": did you mean {each}?" for each in near)
     if problem["type"] == "missing" or (problem["input"] is None and _example(problem["loc"]) is not None):
         return _missing(problem["loc"])
     if problem["type"] == "model_type":
-        return f"{field} is a {type(problem['input']).__name__}, expected a section with keys of its own"
+        given = "empty" if problem["input"] is None else f"a {type(problem['input']).__name__}"
+        return f"{field} is {given}, expected a section with keys of its own"
     if problem["type"] == "value_error":
         return f"{field}: {message}" if field else message
     value = hidden(problem["input"], str(problem["loc"][-1]) if problem["loc"] else "")
@@ -92,18 +96,30 @@ def _missing(location: tuple[str | int, ...]) -> str:
 
 
 def _example(location: tuple[str | int, ...]) -> Any:
-    """That of the field's own description; None where it has none."""
-    section: Any = Config
-    field = None
+    """That of a required field's own description; None where it has none."""
+    field, _ = _look_up(location)
+    return field.examples[0] if field is not None and field.is_required() and field.examples else None
+
+
+def _keys_at(location: tuple[str | int, ...]) -> list[str]:
+    """What the section there may hold."""
+    _, section = _look_up(location)
+    return [] if section is None else list(section.model_fields)
+
+
+def _look_up(location: tuple[str | int, ...]) -> tuple[FieldInfo | None, type[BaseModel] | None]:
+    """The field there, and the section that it is; None for what is not there."""
+    section: type[BaseModel] | None = Config
+    field: FieldInfo | None = None
     for part in location:
         if isinstance(part, int):
             continue
         field = section.model_fields.get(part) if section is not None else None
         if field is None:
-            return None
+            return None, None
         kinds = [field.annotation, *get_args(field.annotation)]
         section = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
-    return field.examples[0] if field is not None and field.examples else None
+    return field, section
 
 
 def _from_environment(environment: Mapping[str, str]) -> list[tuple[list[str], Any]]:

@@ -43,7 +43,10 @@ class RedisConfig(Section):
     """The server that joins the services, and how its streams are consumed."""
 
     url: str | None = Field(
-        None, repr=False, description="redis://, rediss:// or unix://; without it `trivet up` starts one"
+        None,
+        repr=False,
+        description="redis://, rediss:// or unix://; without it `trivet up` starts one",
+        examples=["redis://:password@host:6379/0"],
     )
     retry_seconds: float = Field(60.0, gt=0, description="how long an unreachable server is retried before giving up")
     claim_idle_seconds: float = Field(15.0, gt=0, description="an entry untouched for so long is claimed by another")
@@ -70,7 +73,10 @@ class BlobConfig(Section):
     """Where replay data lies between rollout and trainer."""
 
     url: str = Field(
-        "redis", repr=False, description="'redis' for the run's Redis, or an fsspec address such as s3://bucket/prefix"
+        "redis",
+        repr=False,
+        description="'redis' for the run's Redis, or an fsspec address",
+        examples=["s3://bucket/prefix"],
     )
     max_bytes: int = Field(64 * 2**20, gt=0, description="a larger blob is refused")
     ttl_seconds: int = Field(86_400, gt=0, description="Redis drops a blob nobody fetched for so long")

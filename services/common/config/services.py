@@ -35,7 +35,9 @@ class RolloutConfig(Section):
         1800.0, gt=0, description="for the samples of one prompt, the wait for a stopped engine included"
     )
     engine: dict[str, Any] = Field(
-        default_factory=dict, description="further vLLM engine arguments, of those that change speed and memory alone"
+        default_factory=dict,
+        description="further vLLM engine arguments, of those that change speed and memory alone",
+        examples=[{"gpu_memory_utilization": 0.5, "tensor_parallel_size": 2}],
     )
 
 
@@ -47,7 +49,9 @@ class ScorerConfig(Section):
         examples=["exact_match"],
     )
     weight: float = Field(1.0, description="factor of its score in the reward")
-    options: dict[str, Any] = Field(default_factory=dict, description="keyword arguments of the scorer")
+    options: dict[str, Any] = Field(
+        default_factory=dict, description="keyword arguments of the scorer", examples=[{"answer_field": "solution"}]
+    )
 
 
 class RewardConfig(Section):
@@ -75,6 +79,7 @@ class RewardConfig(Section):
     scorer_environment: list[str] = Field(
         default_factory=list,
         description="variables that scorers see in addition to PATH, HOME, LANG, PYTHON*, OMP_* and the like",
+        examples=[["JUDGE_API_KEY"]],
     )
     scorer_user: str | None = Field(
         None,
@@ -192,5 +197,7 @@ class TrainerConfig(Section):
         description="the run ends after more steps in a row than this were skipped because a number was not finite",
     )
     deepspeed: dict[str, Any] = Field(
-        default_factory=dict, description="further DeepSpeed configuration, of what changes speed and memory alone"
+        default_factory=dict,
+        description="further DeepSpeed configuration, of what changes speed and memory alone",
+        examples=[{"zero_optimization": {"overlap_comm": True}}],
     )

@@ -41,7 +41,7 @@ def test_all_combinations_that_cannot_work_are_reported_at_once():
 @pytest.mark.parametrize(
     ("override", "sentence"),
     [
-        ("trainer.stpes=7", "trainer.stpes is not a known key"),
+        ("trainer.stpes=7", "trainer.stpes is not a known key: did you mean steps?"),
         ("nonsense.key=1", "nonsense is not a known key"),
         ("trainer.steps=0", "trainer.steps is 0: "),
         ("trainer.steps=many", "trainer.steps is 'many': "),
