@@ -135,7 +135,9 @@ class TrainingLoop:
             log.info("resumed", checkpoint=self._newest)
         if not self._engine.finite():
             raise InvalidData(
-                "weights_not_finite", f"{self._newest or self._config.model.path} holds weights that are not finite"
+                "weights_not_finite",
+                f"{self._newest or self._config.model.path} holds weights that are not finite or larger than float16 "
+                "holds (65504)",
             )
         if self._rank_zero is None:
             return

@@ -86,7 +86,7 @@ class TrainEngine(Protocol):
     def step(self) -> StepResult: ...
 
     def finite(self) -> bool:
-        """Whether every parameter and all optimizer state is finite, on all ranks."""
+        """Whether every parameter and all optimizer state is finite, on all ranks, and no parameter beyond float16."""
         ...
 
     def save(self, directory: Path) -> None:

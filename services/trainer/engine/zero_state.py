@@ -14,6 +14,8 @@ from jaxtyping import UInt8
 from torch import Tensor, nn
 
 VALUE = "fp32"
+# float16's largest number. A weight beyond it is what a step left that went wrong, whatever dtype the model has.
+LARGEST_WEIGHT = 65504.0
 
 
 class Fragment(NamedTuple):
@@ -56,13 +58,20 @@ def digest(found: Iterable[Fragment]) -> bytes:
 
 
 def all_finite(found: Iterable[Fragment]) -> bool:
+    """Whether all are finite, and no parameter is larger than LARGEST_WEIGHT."""
     # One read of each tensor and no copy: NaN and infinity both reach an extreme.
-    extremes = [extreme for *_, values in found if values.numel() for extreme in values.aminmax()]
+    extremes = [
+        (extreme, LARGEST_WEIGHT if state == VALUE else torch.finfo(torch.float32).max)
+        for _, state, _, values in found
+        if values.numel()
+        for extreme in values.aminmax()
+    ]
     if not extremes:
         return True
     # A scalar of the optimizer may lie elsewhere than the rest.
-    device = max((extreme.device for extreme in extremes), key=lambda each: each.type == "cuda")
-    return bool(torch.stack([extreme.to(device, torch.float32) for extreme in extremes]).isfinite().all())
+    device = max((extreme.device for extreme, _ in extremes), key=lambda each: each.type == "cuda")
+    sizes = torch.stack([extreme.to(device, torch.float32) for extreme, _ in extremes]).abs()
+    return bool((sizes <= torch.tensor([largest for _, largest in extremes], device=device)).all())
 
 
 @contextmanager

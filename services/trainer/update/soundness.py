@@ -43,7 +43,8 @@ class Soundness:
         if not fit:
             raise GaveUp(
                 "weights_not_finite",
-                f"step {step} left weights that are not finite: nothing of it was published or saved, and {saved}. "
+                f"step {step} left weights that are not finite or larger than float16 holds: nothing of it was "
+                f"published or saved, and {saved}. "
                 "Lower trainer.optimizer.learning_rate before you start it again",
             )
         if self._last is not None and self._skipped_in_a_row > self._max_skipped:

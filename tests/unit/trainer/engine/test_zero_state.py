@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from services.trainer.engine.zero_state import Fragment, digest, loading
+from services.trainer.engine.zero_state import LARGEST_WEIGHT, Fragment, all_finite, digest, loading
 
 
 def made(values: Tensor | None = None, *, name: str = "a", state: str = "fp32", start: int = 0) -> list[Fragment]:
@@ -45,6 +45,31 @@ def test_every_bit_counts() -> None:
 def test_a_slice_digests_like_its_copy() -> None:
     flat = torch.arange(10.0)
     assert digest(made(flat[3:6])) == digest(made(flat[3:6].clone()))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("number", "of_a_weight", "of_a_moment"),
+    [
+        (1.0, True, True),
+        (-60000.0, True, True),
+        (1e5, False, True),
+        (-1e37, False, True),
+        (float("inf"), False, False),
+        (float("nan"), False, False),
+    ],
+)
+def test_weights_are_finite_and_no_larger_than_float16_holds(
+    number: float, of_a_weight: bool, of_a_moment: bool, dtype: torch.dtype
+) -> None:
+    values = torch.tensor([0.0, number, 1.0], dtype=dtype)
+    assert all_finite(made(values)) is of_a_weight
+    assert all_finite(made(values, state="exp_avg_sq")) is of_a_moment
+
+
+def test_the_largest_weight_is_still_one() -> None:
+    assert all_finite(made(torch.tensor([LARGEST_WEIGHT, -LARGEST_WEIGHT])))
+    assert all_finite([])
 
 
 def test_loading_keeps_the_settings_and_gives_each_partition_its_own_step() -> None:

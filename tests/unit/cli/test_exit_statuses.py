@@ -1,0 +1,57 @@
+"""What a command leaves with when there is nothing to report, and when it is interrupted: docs/troubleshooting.md."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from services.cli.app import app
+
+QUICKSTART = Path(__file__).parents[3] / "configs" / "quickstart.yaml"
+NO_RESULT, INTERRUPTED = 2, 130
+
+
+def status(*arguments):
+    return CliRunner().invoke(app, list(map(str, arguments)))
+
+
+@pytest.fixture
+def config(tmp_path):
+    """Of a run that nothing has to be prepared for."""
+    tree = yaml.safe_load(QUICKSTART.read_text(encoding="utf-8"))
+    tree.pop("prepare", None)
+    tree["run"]["directory"] = str(tmp_path)
+    path = tmp_path / "run.yaml"
+    path.write_text(yaml.safe_dump(tree), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["rerun", "no/such/run", "1"],
+        ["compare", "no/such/run", "--algorithms", "grpo"],
+        ["compare", "--train", "no/such.yaml", "--algorithms", "grpo"],
+        ["audit", "--config", "no/such.yaml"],
+        ["check", "no/such.yaml"],
+        ["config", "show", "no/such.yaml"],
+        ["up", "no/such.yaml"],
+    ],
+    ids=lambda arguments: " ".join(arguments[:2]),
+)
+def test_without_anything_to_read_it_is_two(arguments):
+    result = status(*arguments)
+    assert result.exit_code == NO_RESULT, result.output
+    assert "no/such" in result.output
+
+
+@pytest.mark.parametrize("arguments", [["audit", "--config"], ["check"]], ids=lambda arguments: arguments[0])
+def test_after_ctrl_c_it_is_130(config, monkeypatch, arguments):
+    def start(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    result = status(*arguments, config)
+    assert result.exit_code == INTERRUPTED, result.output
