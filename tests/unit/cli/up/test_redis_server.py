@@ -1,0 +1,48 @@
+"""The process that keeps a run's Redis: it ends when it is asked to, and when the server that it started does."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import redis
+
+from services.cli.shared.processes import free_port
+from tests.support.leftovers import family, kill
+
+
+@pytest.fixture
+def keeper(tmp_path: Path):
+    port = free_port()
+    arguments = ["--directory", str(tmp_path), "--port", str(port)]
+    command = [sys.executable, "-m", "services.cli.up.redis_server", *arguments]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    with redis.Redis(port=port) as client:
+        while True:
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            try:
+                client.ping()
+                break
+            except redis.exceptions.RedisError:
+                time.sleep(0.05)
+    yield process
+    if process.poll() is None:
+        kill(family(process.pid))
+    process.communicate(timeout=10)
+
+
+def test_it_ends_with_its_server_so_that_both_are_started_again(keeper) -> None:
+    (server,) = family(keeper.pid)[1:]
+    kill([server])
+    assert keeper.wait(20) == 1
+    assert "the server ended by itself" in keeper.stderr.read()
+
+
+def test_it_takes_its_server_with_it_when_asked_to_end(keeper) -> None:
+    (server,) = family(keeper.pid)[1:]
+    keeper.terminate()
+    assert keeper.wait(20) == 0
+    assert not Path(f"/proc/{server}").exists()
