@@ -1,5 +1,6 @@
 """What a run leaves to be read: one JSON line for each step and each evaluation."""
 
+import errno
 import json
 import math
 import os
@@ -54,12 +55,14 @@ class RunLog:
 def _append(path: Path, entry: dict[str, Any]) -> None:
     """Atomically, even where the disk is full. Raises OSError."""
     line = (json.dumps(strict(entry), sort_keys=True, allow_nan=False) + "\n").encode()
-    with path.open("ab") as file:
+    # Unbuffered: closing a file writes what a failed flush has left in its buffer.
+    with path.open("ab", buffering=0) as file:
         _mend_end(path)
         end = path.stat().st_size
         try:
-            file.write(line)
-            file.flush()
+            written = file.write(line)
+            if written != len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         except OSError:
             os.truncate(path, end)
             raise

@@ -1,5 +1,6 @@
-import errno
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -70,34 +71,24 @@ def test_evaluations_are_read_in_the_same_way(file):
     assert [found["step"] for found in RunLog(file.parent).evaluations()] == [1, 2]
 
 
-def test_a_disk_that_is_full_leaves_whole_lines_only(file, monkeypatch):
+# The kernel takes the part of a line that still fits, as on a full disk, and then no more.
+FULL = """
+import resource, signal, sys
+from pathlib import Path
+from services.common.run_files.run_log import RunLog
+
+run_log, file = RunLog(Path(sys.argv[1])), Path(sys.argv[1]) / "steps.jsonl"
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (file.stat().st_size + 20, resource.RLIM_INFINITY))
+try:
+    run_log.add_step({"step": 4, "metrics": {"reward_mean": 0.5}})
+except OSError as error:
+    print(type(error).__name__)
+"""
+
+
+def test_a_disk_that_is_full_leaves_whole_lines_only(file):
     before = file.read_bytes()
-    opened = Path.open
-
-    class Full:
-        """Takes part of what is written, as a full disk does."""
-
-        def __init__(self, real) -> None:
-            self.real = real
-
-        def __enter__(self) -> "Full":
-            return self
-
-        def __exit__(self, *_) -> None:
-            self.real.close()
-
-        def write(self, data: bytes) -> None:
-            self.real.write(data[:20])
-
-        def flush(self) -> None:
-            self.real.flush()
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-    def full(path: Path, mode: str = "r", **options):
-        real = opened(path, mode, **options)
-        return Full(real) if mode == "ab" else real
-
-    monkeypatch.setattr(Path, "open", full)
-    with pytest.raises(OSError, match="No space left"):
-        RunLog(file.parent).add_step(entry(4))
+    ended = subprocess.run([sys.executable, "-c", FULL, str(file.parent)], capture_output=True, text=True, check=True)
+    assert ended.stdout == "OSError\n"
     assert file.read_bytes() == before
