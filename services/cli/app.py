@@ -10,7 +10,7 @@ from services.cli.init import init
 from services.cli.rerun.command import rerun
 from services.cli.shared.version import version_lines
 from services.cli.up.command import up
-from services.common.serving.signals import dump_stacks_on_signal
+from services.common.serving.signals import dump_stacks_on_signal, interrupt_on_signals
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 app.command()(init)
@@ -40,3 +40,4 @@ def trivet(
 ) -> None:
     """An RL post-training stack for LLMs, built to stay stable at scale."""
     dump_stacks_on_signal()
+    interrupt_on_signals()

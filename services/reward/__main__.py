@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import signal
 import socket
 import sys
 
@@ -17,6 +16,7 @@ from services.common.logs import configure_logs, get_logger
 from services.common.serving.arguments import parse_service_arguments, report_end, starting
 from services.common.serving.exposition import EXPOSITION
 from services.common.serving.server import ServiceServer
+from services.common.serving.signals import ending_signals
 from services.common.transport.client import connect
 from services.common.transport.outages import Outages
 from services.common.transport.streams import RunStreams
@@ -106,7 +106,7 @@ class RewardProcess:
 async def serve(config: Config) -> int:
     """The exit status: FINISHED after a signal, CONFIGURATION for an unusable one, FAILED for what else ends it."""
     stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in ending_signals():
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     try:
         process = RewardProcess(config)

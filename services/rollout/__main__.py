@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import signal
 import socket
 import sys
 import uuid
@@ -22,6 +21,7 @@ from services.common.run_files.lineage import code_version, config_version
 from services.common.serving.arguments import parse_service_arguments, report_end, starting
 from services.common.serving.exposition import EXPOSITION
 from services.common.serving.server import ServiceServer
+from services.common.serving.signals import ending_signals
 from services.common.transport.blobs import open_blobs
 from services.common.transport.client import connect
 from services.common.transport.outages import Outages
@@ -101,7 +101,7 @@ class Rollout:
 
     async def serve(self) -> int:
         """Runs until a signal (FINISHED) or until the engine gives up (FAILED). Raises what a part could not handle."""
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in ending_signals():
             asyncio.get_running_loop().add_signal_handler(number, self._stop.set)
         await self._server.start()
         log.info("serving", rollout=self._id, grpc_port=self._server.grpc_port, http_port=self._server.http_port)

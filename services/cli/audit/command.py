@@ -4,12 +4,11 @@ Starts a rollout of its own, or uses a running one. The trainer makes the compar
 module starts it and prints the result and the verdict.
 """
 
-import signal
 import time
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -61,7 +60,6 @@ def audit(
     Status 0: within the thresholds (defaults depend on model.dtype). 1: not. 2: no verdict.
     """
     console = plain_console()
-    signal.signal(signal.SIGTERM, _leave)
     settings = all_overrides(overrides)
     config = load(console, config_file, settings)
     limits = _limits(config, max_difference, ratio_error, max_kl, min_agreement)
@@ -132,8 +130,3 @@ def _limits(
         "agreement": min_agreement,
     }
     return replace(DEFAULTS[config.model.dtype], **{name: value for name, value in given.items() if value is not None})
-
-
-def _leave(*_: object) -> NoReturn:
-    """Like Ctrl-C: ends what was started."""
-    raise KeyboardInterrupt

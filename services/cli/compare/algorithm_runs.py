@@ -15,6 +15,7 @@ from services.common.config import Config, load_config
 from services.common.run_files.algorithm_switch import algorithm_overrides, overrides_by_algorithm
 from services.common.secrets import hidden_override
 from services.common.serving.arguments import overrides_environment
+from services.common.serving.signals import ending_signals
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ def train(config_file: Path, run: AlgorithmRun, fresh: bool) -> int:
         if process.poll() is None:
             process.send_signal(number)
 
-    before = {number: signal.signal(number, hand_on) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, hand_on) for number in ending_signals()}
     try:
         return process.wait()
     finally:

@@ -1,7 +1,6 @@
 """`trivet compare`: algorithms side by side, on recorded batches or in a training run of each."""
 
 import json
-import signal
 import time
 from pathlib import Path
 from typing import Annotated
@@ -25,7 +24,7 @@ from services.cli.shared.start import (
     prepare,
     say,
 )
-from services.cli.shared.trainer_module import ModuleFailed, TrainerModule, leave
+from services.cli.shared.trainer_module import ModuleFailed, TrainerModule
 from services.common.config import ConfigError
 from services.common.errors import InvalidData
 from services.common.run_files.compare_report import CompareReport
@@ -67,7 +66,6 @@ def compare(
     Status 0: done. 1: a training failed. 2: nothing was compared. 130: interrupted.
     """
     console = plain_console()
-    signal.signal(signal.SIGTERM, leave)
     settings = all_overrides(overrides)
     names = [name.strip() for name in algorithms.split(",") if name.strip()]
     try:

@@ -3,7 +3,6 @@
 The trainer runs the step (services.trainer.rerun); this module starts it and prints the result and the verdict.
 """
 
-import signal
 import time
 from pathlib import Path
 from typing import Annotated
@@ -23,7 +22,7 @@ from services.cli.shared.start import (
     plain_console,
     say,
 )
-from services.cli.shared.trainer_module import ModuleFailed, TrainerModule, leave
+from services.cli.shared.trainer_module import ModuleFailed, TrainerModule
 from services.common.config import ConfigError
 from services.common.errors import InvalidData
 from services.common.run_files.recorded_steps import consecutive_steps
@@ -59,7 +58,6 @@ def rerun(
     Status 0: equal, or within the tolerance if one is given. 1: not. 2: no verdict.
     """
     console = plain_console()
-    signal.signal(signal.SIGTERM, leave)
     output = output or run / "rerun.json"
     try:
         report = _measure(run, step, through, all_overrides(overrides), output, time.monotonic() + timeout)

@@ -1,17 +1,24 @@
 """What every command does first: read the configuration, and prepare what it needs."""
 
+import os
+import signal
 import subprocess
 import sys
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
+from services.cli.shared.console import PlainConsole
 from services.common.config import Config, ConfigError, load_config
 from services.common.serving.arguments import inherited_overrides
 
 EXIT_FAILED, EXIT_USAGE, EXIT_STOPPED = 1, 2, 130
+# How long prepare.command has to end when it is interrupted.
+STOP_SECONDS = 5.0
 
 ConfigFile = Annotated[Path, typer.Argument(help="the run's YAML")]
 Overrides = Annotated[list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="override; repeatable")]
@@ -23,8 +30,7 @@ def all_overrides(overrides: list[str] | None) -> list[str]:
 
 
 def plain_console() -> Console:
-    """Nothing printed is read as markup: names, paths and messages are printed as they are."""
-    return Console(markup=False, emoji=False, highlight=False)
+    return PlainConsole()
 
 
 def say(console: Console, text: str, style: str | None = None) -> None:
@@ -47,8 +53,22 @@ def prepare(console: Console, config: Config) -> bool:
         return False
     command = [sys.executable if wanted.command[0] == "python" else wanted.command[0], *wanted.command[1:]]
     say(console, f"preparing: {' '.join(wanted.command)}")
-    ended = subprocess.run(command, check=False)
-    if ended.returncode != 0 or not Path(wanted.creates).exists():
-        say(console, f"prepare.command ended with status {ended.returncode} and made no {wanted.creates}", style="red")
+    status = _run(command)
+    if status != 0 or not Path(wanted.creates).exists():
+        say(console, f"prepare.command ended with status {status} and made no {wanted.creates}", style="red")
         raise typer.Exit(EXIT_FAILED)
     return True
+
+
+def _run(command: Sequence[str]) -> int:
+    """Its exit status. An interrupt ends all that it has started, too."""
+    with subprocess.Popen(command, start_new_session=True) as process:
+        try:
+            return process.wait()
+        except KeyboardInterrupt:
+            os.killpg(process.pid, signal.SIGTERM)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(STOP_SECONDS)
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            raise

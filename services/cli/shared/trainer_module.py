@@ -5,7 +5,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NoReturn
 
 from services.cli.shared.processes import ServiceProcess, free_port
 from services.common.serving.arguments import overrides_environment
@@ -51,8 +50,3 @@ class TrainerModule:
             command += ["services.trainer.launch", "--nproc-per-node", str(self.ranks)]
             command += ["--master-addr", "127.0.0.1", "--master-port", str(free_port()), "-m"]
         return [*command, self.module, *self.arguments]
-
-
-def leave(*_: object) -> NoReturn:
-    """For SIGTERM: as Ctrl-C would, so that what was started is ended."""
-    raise KeyboardInterrupt

@@ -21,7 +21,7 @@ UNKNOWN = "–"
 class View:
     def __init__(self, console: Console, run: str) -> None:
         self._console, self._run = console, run
-        self._live = Live(console=console, refresh_per_second=4, transient=True) if console.is_terminal else None
+        self._live = Live(console=console, refresh_per_second=4, transient=True) if console.is_interactive else None
         self._printed, self._awaited = -1, ""
 
     def __enter__(self) -> "View":
