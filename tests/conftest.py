@@ -1,3 +1,6 @@
+import logging
+import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +19,12 @@ def logs_of_its_own(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(
         structlog, "configure", lambda **settings: configure(**settings | {"cache_logger_on_first_use": False})
     )
+    for module in (sys, threading):
+        monkeypatch.setattr(module, "excepthook", module.excepthook)
+    handlers = list(logging.root.handlers)
     yield
+    for handler in set(logging.root.handlers).difference(handlers):
+        logging.root.removeHandler(handler)
     structlog.reset_defaults()
     structlog.contextvars.clear_contextvars()
 

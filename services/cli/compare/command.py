@@ -27,6 +27,7 @@ from services.cli.shared.start import (
 from services.cli.shared.trainer_module import ModuleFailed, TrainerModule
 from services.common.config import ConfigError
 from services.common.errors import InvalidData
+from services.common.run_files.atomic import write_atomically
 from services.common.run_files.compare_report import CompareReport
 from services.common.run_files.recorded_steps import chosen_steps
 from services.common.run_files.run_log import RunLog
@@ -169,7 +170,7 @@ def _show_runs(console: Console, runs: list[AlgorithmRun], statuses: dict[str, i
         }
         for run in runs
     }
-    output.with_suffix(".json").write_text(json.dumps(numbers, indent=1) + "\n", encoding="utf-8")
+    write_atomically(output.with_suffix(".json"), json.dumps(numbers, indent=1) + "\n")
     _say_where(console, output)
     for name, status in statuses.items():
         if status not in (0, EXIT_STOPPED):

@@ -8,7 +8,7 @@ from typing import IO, Any
 from rich.console import Console
 from rich.text import Text
 
-from services.common.secrets import without_password
+from services.common.secrets import without_secrets
 from services.common.wire.text import readable
 
 MAX_CHARACTERS = 10_000
@@ -25,7 +25,7 @@ class PlainConsole(Console):
         super().__init__(file=output, markup=False, emoji=False, highlight=False, force_interactive=interactive)
 
     def render_str(self, text: str, **options: Any) -> Text:
-        return super().render_str(readable(without_password(text), MAX_CHARACTERS), **options)
+        return super().render_str(readable(without_secrets(text), MAX_CHARACTERS), **options)
 
 
 class _Output:

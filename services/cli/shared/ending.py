@@ -6,7 +6,7 @@ import signal
 from dataclasses import dataclass
 
 from services.common.exit_codes import FINISHED, STOPPED
-from services.common.serving.arguments import ENDED
+from services.common.logs import ENDED
 
 # What a rank or vLLM's engine process puts before its words.
 _SPEAKER = r"(?:\[rank\d+\]: ?|\(\w+ pid=\d+\) (?:ERROR [^\]]*\] )?)?"

@@ -12,7 +12,7 @@ from redis.retry import Retry
 from services.cli.shared.processes import ServiceProcess, free_port
 from services.cli.shared.restarts import RestartBudget
 from services.common.config import Config
-from services.common.secrets import without_password
+from services.common.secrets import without_secrets
 
 START_SECONDS = 20.0
 STOP_SECONDS = 2.0
@@ -56,7 +56,7 @@ class RunRedis:
 
     @property
     def shown_address(self) -> str:
-        return without_password(self.url)
+        return without_secrets(self.url)
 
     def start(self) -> None:
         if self._process is not None:

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from services.common.config.root import Config
-from services.common.secrets import hidden, hidden_override, without_password
+from services.common.secrets import hidden, hidden_override, without_secrets
 
 ENVIRONMENT_PREFIX = "TRIVET__"
 FILE_SUFFIX = "__FILE"
@@ -47,7 +47,7 @@ def load_config(
     for override in overrides or []:
         key, separator, text = override.partition("=")
         if not separator or not key:
-            raise ConfigError(f"override {without_password(override)!r}: expected section.key=value")
+            raise ConfigError(f"override {without_secrets(override)!r}: expected section.key=value")
         _set(tree, key.split("."), _parse(text, f"override {key}=…"), f"override {hidden_override(override)!r}")
     return parse_config(tree, origin=str(path))
 
@@ -64,7 +64,7 @@ def parse_config(tree: dict[str, Any], origin: str = "configuration") -> Config:
 
 def _sentence(problem: Any) -> str:
     field = ".".join(str(part) for part in problem["loc"])
-    message = without_password(problem["msg"].removeprefix("Value error, "))
+    message = without_secrets(problem["msg"].removeprefix("Value error, "))
     if problem["type"] == "extra_forbidden":
         near = get_close_matches(str(problem["loc"][-1]), _keys_at(problem["loc"][:-1]), 1)
         return f"{field} is not a known key" + "".join(f": did you mean {each}?" for each in near)

@@ -2,11 +2,12 @@
 
 import json
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from services.common.run_files.atomic import write_atomically
 
 BEST_FILE = "best.json"
 LABELS = {"greedy_accuracy": "held-out accuracy", "preference_accuracy": "held-out pairs, preferred one ahead"}
@@ -80,14 +81,7 @@ def fallen(scores: Sequence[Score], share: float) -> list[Score]:
 
 
 def write_best(checkpoints: Path, best: Best) -> None:
-    """Whole or not at all."""
-    content = {**asdict(best), "path": best.path.name}
-    staged = checkpoints / f"{BEST_FILE}.new"
-    with staged.open("w", encoding="utf-8") as file:
-        json.dump(content, file)
-        file.flush()
-        os.fsync(file.fileno())
-    staged.rename(checkpoints / BEST_FILE)
+    write_atomically(checkpoints / BEST_FILE, json.dumps({**asdict(best), "path": best.path.name}))
 
 
 def read_best(checkpoints: Path) -> Best | None:

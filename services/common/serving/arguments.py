@@ -11,13 +11,11 @@ from typing import NoReturn
 from services.common.config import Config, ConfigError, load_config
 from services.common.errors import InvalidData
 from services.common.exit_codes import CONFIGURATION
-from services.common.logs import configure_logs, get_logger
+from services.common.logs import ENDED, configure_logs, get_logger
 from services.common.serving.signals import dump_stacks_on_signal
 
 # A JSON list of overrides, applied before those of the command line: unlike arguments, others cannot read it.
 OVERRIDES_VARIABLE = "TRIVET_OVERRIDES"
-# The event of a service's last line when it fails; whoever started it shows the reason.
-ENDED = "ended"
 
 
 def parse_service_arguments(service: str, argv: list[str] | None = None) -> Config:

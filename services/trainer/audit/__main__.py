@@ -12,6 +12,7 @@ from services.common.config import ConfigError, load_config
 from services.common.errors import InvalidData, TrivetError, one_sentence
 from services.common.exit_codes import CONFIGURATION, FAILED, FINISHED
 from services.common.logs import configure_logs
+from services.common.run_files.atomic import write_atomically
 from services.common.serving.arguments import inherited_overrides, report_end
 from services.trainer.audit.auditor import audit
 from services.trainer.audit.sampling import RolloutClient
@@ -31,7 +32,7 @@ def main(argv: list[str] | None = None) -> int:
         finally:
             client.close()
         arguments.output.parent.mkdir(parents=True, exist_ok=True)
-        arguments.output.write_text(report.model_dump_json(indent=2) + "\n", encoding="utf-8")
+        write_atomically(arguments.output, report.model_dump_json(indent=2) + "\n")
     except (ConfigError, InvalidData) as error:
         return report_end(CONFIGURATION, str(error))
     except (TrivetError, OSError) as error:

@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import os
 import re
 import shutil
 from collections.abc import Mapping, Sequence
@@ -14,6 +13,7 @@ import xxhash
 
 from services.common.errors import InvalidData
 from services.common.logs import get_logger
+from services.common.run_files.atomic import write_atomically
 from services.common.run_files.held_out import Best, Score, read_best, write_best
 from services.trainer.metrics import counters
 
@@ -178,10 +178,7 @@ def read_checkpoint(path: str | Path) -> SavedCheckpoint:
 def _write_state(path: Path, state: TrainerState, sums: Mapping[str, str] | None) -> None:
     content = {**asdict(state), "sums": sums}
     content["digest"] = _digest(content)
-    with path.open("w", encoding="utf-8") as file:
-        json.dump(content, file, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
+    write_atomically(path, json.dumps(content, indent=1))
 
 
 def _digest(content: Mapping[str, Any]) -> str:

@@ -7,6 +7,7 @@ from services.common.config import ConfigError
 from services.common.errors import InvalidData, TrivetError, one_sentence
 from services.common.exit_codes import CONFIGURATION, FAILED, FINISHED
 from services.common.logs import configure_logs
+from services.common.run_files.atomic import write_atomically
 from services.common.run_files.recorded_steps import chosen_steps
 from services.common.serving.arguments import inherited_overrides, leave, report_end
 from services.trainer.compare.comparer import compare
@@ -20,7 +21,7 @@ def main(argv: list[str] | None = None) -> int:
         overrides = [*inherited_overrides(), *arguments.overrides]
         report = compare(steps, arguments.algorithms.split(","), overrides, arguments.overrides_for)
         arguments.output.parent.mkdir(parents=True, exist_ok=True)
-        arguments.output.write_text(report.model_dump_json(indent=1) + "\n", encoding="utf-8")
+        write_atomically(arguments.output, report.model_dump_json(indent=1) + "\n")
     except (ConfigError, InvalidData, ValueError) as error:
         return report_end(CONFIGURATION, str(error))
     except (TrivetError, OSError) as error:

@@ -1,6 +1,5 @@
 """Steps written down so that they can be run again, written atomically."""
 
-import os
 import shutil
 import time
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from pathlib import Path
 from trivet.v1 import step_pb2
 
 from services.common.config import Config
+from services.common.run_files.atomic import write_atomically
 from services.common.run_files.lineage import config_version
 from services.common.run_files.recorded_steps import (
     ENGINE_DIRECTORY,
@@ -85,10 +85,7 @@ class Recorder:
             groups=len(begun.order.groups),
             recorded_at=time.time(),
         )
-        with (staged / RECORD_FILE).open("w", encoding="utf-8") as file:
-            file.write(record.model_dump_json(indent=1) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        write_atomically(staged / RECORD_FILE, record.model_dump_json(indent=1) + "\n")
         staged.rename(step_directory(self._directory, begun.step))
         for old in list(recorded_directories(self._run).values())[: -self._config.trainer.recording.keep]:
             shutil.rmtree(old)

@@ -7,6 +7,7 @@ from services.common.config import ConfigError
 from services.common.errors import InvalidData, TrivetError, one_sentence
 from services.common.exit_codes import CONFIGURATION, FAILED, FINISHED
 from services.common.logs import configure_logs
+from services.common.run_files.atomic import write_atomically
 from services.common.run_files.recorded_steps import RecordedStep, consecutive_steps
 from services.common.run_files.rerun_report import RerunReport
 from services.common.serving.arguments import inherited_overrides, leave, report_end
@@ -23,7 +24,7 @@ def main(argv: list[str] | None = None) -> int:
         report = rerun(steps, [*inherited_overrides(), *arguments.overrides])
         if report is not None:
             arguments.output.parent.mkdir(parents=True, exist_ok=True)
-            arguments.output.write_text(report.model_dump_json(indent=2) + "\n", encoding="utf-8")
+            write_atomically(arguments.output, report.model_dump_json(indent=2) + "\n")
     except (ConfigError, InvalidData, ValueError) as error:
         return report_end(CONFIGURATION, str(error))
     except (TrivetError, OSError) as error:

@@ -11,7 +11,7 @@ import yaml
 from services.common.config import ConfigError, load_config, parse_config
 from services.common.run_files.lineage import config_version
 from services.common.run_files.recorded_steps import write_config
-from services.common.secrets import hidden, hidden_override, without_password
+from services.common.secrets import hidden, hidden_override, without_secrets
 from services.common.serving.arguments import OVERRIDES_VARIABLE
 
 QUICKSTART = Path(__file__).parents[3] / "configs" / "quickstart.yaml"
@@ -29,7 +29,7 @@ SECRET = "hunter2"
     ],
 )
 def test_addresses_are_shown_without_their_password(text, shown):
-    assert without_password(text) == shown
+    assert without_secrets(text) == shown
 
 
 def test_values_are_hidden_by_the_names_of_their_keys():

@@ -1,0 +1,23 @@
+"""Files that are there as a whole or not at all."""
+
+import os
+from pathlib import Path
+
+
+def write_atomically(path: Path, content: str) -> None:
+    """Whoever reads, and a crash, finds the old file or the whole new one. Raises OSError, and then leaves nothing."""
+    if path.exists() and not path.is_file():
+        # A pipe or a terminal, which cannot be replaced.
+        path.write_text(content, encoding="utf-8")
+        return
+    path = path.resolve()
+    staged = path.with_name(f"{path.name}.new")
+    try:
+        with staged.open("w", encoding="utf-8") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        staged.replace(path)
+    except OSError:
+        staged.unlink(missing_ok=True)
+        raise
