@@ -35,12 +35,12 @@ def is_secret_name(name: str) -> bool:
 
 def hidden(value: Any, name: str = "") -> Any:
     """A copy of a value, or of a tree of them, in which secrets are replaced: by their key's name, or in addresses."""
-    if isinstance(value, dict):
-        return {key: hidden(each, str(key)) for key, each in value.items()}
     if value is not None and not isinstance(value, bool) and is_secret_name(name):
         return HIDDEN
+    if isinstance(value, dict):
+        return {key: hidden(each, str(key)) for key, each in value.items()}
     if isinstance(value, list | tuple):
-        return [hidden(each, name) for each in value]
+        return [hidden(each) for each in value]
     return without_secrets(value) if isinstance(value, str) else value
 
 
