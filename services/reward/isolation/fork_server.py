@@ -3,7 +3,8 @@
 A process of its own, run afresh: it holds neither the service's memory nor its environment. It has no threads and has
 loaded the built-in scorers, so that a new process is there in milliseconds. It is the parent of every process whose own
 parent ends, and kills it: what a scorer starts lives at most as long as the scorer process. It ends with the service,
-however that ends, because its end of the control socket closes.
+however that ends, because its end of the control socket closes. Its own parent does nothing but wait, and kills what
+it leaves behind when it is killed itself.
 """
 
 import importlib
@@ -13,7 +14,6 @@ import select
 import signal
 import socket
 import sys
-import time
 import traceback
 from contextlib import suppress
 from pathlib import Path
@@ -25,7 +25,6 @@ from services.reward.isolation.scorer_process import serve
 
 # Nothing announces a new orphan.
 SWEEP_SECONDS = 0.5
-END_SECONDS = 10.0
 
 
 class ForkServer:
@@ -46,17 +45,6 @@ class ForkServer:
             self._kill_orphans()
             for number, status in ended:
                 self._control.send(json.dumps({"ended": number, "status": status}).encode())
-
-    def end(self) -> None:
-        """Kills all, those included that appear meanwhile."""
-        self._numbers.clear()
-        deadline = time.monotonic() + END_SECONDS
-        while children := self._kill_orphans():
-            if time.monotonic() > deadline:
-                print(f"not gone: {sorted(children)}", file=sys.stderr)  # noqa: T201
-                return
-            select.select([self._wake_reading], [], [], 0.02)
-            self._reap()
 
     def _wait(self, seconds: float) -> bool:
         """False once the service has gone."""
@@ -112,10 +100,8 @@ class ForkServer:
                     ended.append((number, os.waitstatus_to_exitcode(found[1])))
         return ended
 
-    def _kill_orphans(self) -> set[int]:
-        orphans = _children("self").difference(self._numbers)
-        _kill(orphans)
-        return orphans
+    def _kill_orphans(self) -> None:
+        _kill(_children("self").difference(self._numbers))
 
 
 def _kill(found: set[int]) -> None:
@@ -126,6 +112,14 @@ def _kill(found: set[int]) -> None:
         stopped |= found
         found = {child for pid in stopped for child in _children(str(pid))} - stopped
     _signal(stopped, signal.SIGKILL)
+
+
+def _end_children() -> None:
+    """All, with those that become children meanwhile because their parent has ended."""
+    with suppress(ChildProcessError):
+        while True:
+            _kill(_children("self"))
+            os.waitpid(-1, 0)
 
 
 def _signal(pids: set[int], number: signal.Signals) -> None:
@@ -146,12 +140,23 @@ def _children(process: str) -> set[int]:
 def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
     settings = json.load(sys.stdin)
-    # Before its own files in /proc are closed to it.
-    go_first()
+    server = os.fork()
+    if not server:
+        # Before its own files in /proc are closed to it.
+        go_first()
     protect_service()
     adopt_orphans()
     for ignored in (signal.SIGINT, signal.SIGTERM):
         signal.signal(ignored, signal.SIG_IGN)
+    if server:
+        control.close()
+        os.waitpid(server, 0)
+    else:
+        _serve(control, settings)
+    _end_children()
+
+
+def _serve(control: socket.socket, settings: dict[str, Any]) -> None:
     try:
         user = find_user(settings["user"])
     except InvalidData as error:
@@ -162,12 +167,8 @@ def main() -> None:
         with suppress(ImportError):
             importlib.import_module(module)
     control.send(json.dumps({"user": user.name if user else None}).encode())
-    server = ForkServer(control, settings, user)
-    try:
-        with suppress(ConnectionError):
-            server.run()
-    finally:
-        server.end()
+    with suppress(ConnectionError):
+        ForkServer(control, settings, user).run()
 
 
 if __name__ == "__main__":

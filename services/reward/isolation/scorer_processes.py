@@ -165,7 +165,8 @@ class ScorerProcesses:
             try:
                 await asyncio.to_thread(self._server.wait, STUCK_SECONDS)
             except subprocess.TimeoutExpired:
-                self._server.kill()
+                # Its group: the fork server and the process that waits for it.
+                os.killpg(self._server.pid, signal.SIGKILL)
 
     def _launch(self, control: int) -> "subprocess.Popen[bytes]":
         server = subprocess.Popen(

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -56,6 +57,23 @@ async def test_what_a_scorer_starts_ends_with_it(open_path, end):
         daemon = await asyncio.to_thread(_started, trace + ".daemon")
         await asyncio.to_thread(eventually, lambda: not is_alive(daemon))
     assert not is_alive(child)
+
+
+@pytest.mark.parametrize("killed", ["fork server", "its parent"])
+async def test_what_a_scorer_starts_ends_although_a_process_of_the_pool_is_killed(open_path, killed):
+    trace = str(open_path / "trace")
+    async with OpenPool(DAEMON, workers=1) as pool:
+        scoring = asyncio.create_task(pool.score(DAEMON, "hang", json.dumps({"trace": trace})))
+        child = await asyncio.to_thread(_started, trace + ".child")
+        server = _parent(_parent(child))
+        if killed == "fork server":
+            os.kill(server, signal.SIGKILL)
+            await asyncio.to_thread(eventually, lambda: not is_alive(child))
+        else:
+            os.kill(_parent(server), signal.SIGKILL)
+    assert (await scoring).code == "scorer_crash"
+    for pid in (child, server):
+        await asyncio.to_thread(eventually, lambda pid=pid: not is_alive(pid))
 
 
 async def test_a_process_that_runs_away_by_forking_is_caught(open_path):
@@ -130,10 +148,11 @@ def test_nothing_outlives_a_service_that_is_killed(open_path):
         child = _started(trace + ".child")
         scorer = _parent(child)
         server = _parent(scorer)
+        waiting = _parent(server)
     finally:
         service.kill()
         service.communicate(timeout=10)
-    for pid in (child, scorer, server):
+    for pid in (child, scorer, server, waiting):
         eventually(lambda pid=pid: not is_alive(pid))
 
 
