@@ -11,6 +11,7 @@ from trivet.v1 import step_pb2, trainer_pb2
 from services.common.config import Config
 from services.common.errors import GaveUp, InvalidData
 from services.common.logs import get_logger
+from services.common.run_files.atomic import removed_on_failure
 from services.common.run_files.held_out import Score
 from services.common.run_files.lineage import config_version, evaluation_version
 from services.common.run_files.run_log import RunLog
@@ -246,10 +247,11 @@ class TrainingLoop:
                 self._checkpoints.begin(self._step)
             self._engine.barrier()
             staged = self._checkpoints.staging(self._step)
-            self._engine.save(staged / ENGINE_DIRECTORY)
-            self._engine.export(staged / POLICY_DIRECTORY)
-            self._engine.barrier()
-            sums = sum_files(staged, self._engine)
+            with removed_on_failure(staged, mine=self._rank_zero is not None):
+                self._engine.save(staged / ENGINE_DIRECTORY)
+                self._engine.export(staged / POLICY_DIRECTORY)
+                self._engine.barrier()
+                sums = sum_files(staged, self._engine)
             if self._rank_zero is not None:
                 self._commit(self._rank_zero.source, sums)
 

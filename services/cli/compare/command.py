@@ -32,6 +32,7 @@ from services.common.run_files.compare_report import CompareReport
 from services.common.run_files.recorded_steps import chosen_steps
 from services.common.run_files.run_log import RunLog
 from services.common.secrets import hidden_override
+from services.common.serving.arguments import OVERRIDES_FOR_VARIABLE, overrides_environment
 
 MODULE = "services.trainer.compare"
 
@@ -115,10 +116,14 @@ def _compare(
     numbers = output.with_suffix(".json")
     chosen = chosen_steps(run, steps)
     arguments = [str(run), *(str(step) for step in steps), "--algorithms", ",".join(names), "--output", str(numbers)]
-    for override in overrides_for:
-        arguments += ["--set-for", override]
-    threads = chosen[0].record.environment.get("threads", "1")
-    TrainerModule(MODULE, arguments, run / "logs" / "compare.log", threads=threads, overrides=overrides).run(deadline)
+    TrainerModule(
+        MODULE,
+        arguments,
+        run / "logs" / "compare.log",
+        threads=chosen[0].record.environment.get("threads", "1"),
+        environment=overrides_environment(overrides_for, OVERRIDES_FOR_VARIABLE),
+        overrides=overrides,
+    ).run(deadline)
     try:
         report = CompareReport.model_validate_json(numbers.read_bytes())
     except (OSError, ValidationError) as error:

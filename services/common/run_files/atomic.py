@@ -1,6 +1,9 @@
 """Files that are there as a whole or not at all."""
 
 import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -20,4 +23,18 @@ def write_atomically(path: Path, content: str) -> None:
         staged.replace(path)
     except OSError:
         staged.unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def removed_on_failure(directory: Path, mine: bool) -> Iterator[None]:
+    """Around what writes a directory that gets its name later: one that fails, as on a full disk, takes no space.
+
+    `mine`: of several ranks, one removes it.
+    """
+    try:
+        yield
+    except BaseException:
+        if mine:
+            shutil.rmtree(directory, ignore_errors=True)
         raise

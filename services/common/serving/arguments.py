@@ -16,6 +16,8 @@ from services.common.serving.signals import dump_stacks_on_signal
 
 # A JSON list of overrides, applied before those of the command line: unlike arguments, others cannot read it.
 OVERRIDES_VARIABLE = "TRIVET_OVERRIDES"
+# The same for `trivet compare --set-for`.
+OVERRIDES_FOR_VARIABLE = "TRIVET_OVERRIDES_FOR"
 
 
 def parse_service_arguments(service: str, argv: list[str] | None = None) -> Config:
@@ -34,15 +36,15 @@ def parse_service_arguments(service: str, argv: list[str] | None = None) -> Conf
         sys.exit(report_end(CONFIGURATION, str(error)))
 
 
-def inherited_overrides() -> list[str]:
+def inherited_overrides(variable: str = OVERRIDES_VARIABLE) -> list[str]:
     """Those that came by the environment."""
-    overrides: list[str] = json.loads(os.environ.get(OVERRIDES_VARIABLE, "[]"))
+    overrides: list[str] = json.loads(os.environ.get(variable, "[]"))
     return overrides
 
 
-def overrides_environment(overrides: Sequence[str]) -> dict[str, str]:
+def overrides_environment(overrides: Sequence[str], variable: str = OVERRIDES_VARIABLE) -> dict[str, str]:
     """For a process to start: secrets among them must not show in the list of processes."""
-    return {OVERRIDES_VARIABLE: json.dumps(list(overrides))}
+    return {variable: json.dumps(list(overrides))}
 
 
 def report_end(status: int, reason: str, **details: object) -> int:

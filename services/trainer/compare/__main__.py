@@ -9,7 +9,7 @@ from services.common.exit_codes import CONFIGURATION, FAILED, FINISHED
 from services.common.logs import configure_logs
 from services.common.run_files.atomic import write_atomically
 from services.common.run_files.recorded_steps import chosen_steps
-from services.common.serving.arguments import inherited_overrides, leave, report_end
+from services.common.serving.arguments import OVERRIDES_FOR_VARIABLE, inherited_overrides, leave, report_end
 from services.trainer.compare.comparer import compare
 
 
@@ -19,7 +19,8 @@ def main(argv: list[str] | None = None) -> int:
     try:
         steps = chosen_steps(arguments.run, arguments.steps)
         overrides = [*inherited_overrides(), *arguments.overrides]
-        report = compare(steps, arguments.algorithms.split(","), overrides, arguments.overrides_for)
+        overrides_for = inherited_overrides(OVERRIDES_FOR_VARIABLE)
+        report = compare(steps, arguments.algorithms.split(","), overrides, overrides_for)
         arguments.output.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(arguments.output, report.model_dump_json(indent=1) + "\n")
     except (ConfigError, InvalidData, ValueError) as error:
@@ -34,11 +35,9 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("run", type=Path, metavar="RUN", help="the run's directory")
     parser.add_argument("steps", type=int, nargs="*", metavar="STEP", help="recorded steps; without any, all")
     parser.add_argument("--algorithms", required=True, metavar="NAMES", help="separated by commas")
-    for option, name, metavar in (
-        ("--set", "overrides", "SECTION.KEY=VALUE"),
-        ("--set-for", "overrides_for", "ALGORITHM:SECTION.KEY=VALUE"),
-    ):
-        parser.add_argument(option, action="append", default=[], dest=name, metavar=metavar, help="repeatable")
+    parser.add_argument(
+        "--set", action="append", default=[], dest="overrides", metavar="SECTION.KEY=VALUE", help="override; repeatable"
+    )
     parser.add_argument("--output", required=True, type=Path, metavar="FILE", help="where the report goes, as JSON")
     return parser.parse_args(argv)
 

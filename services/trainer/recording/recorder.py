@@ -9,7 +9,7 @@ from pathlib import Path
 from trivet.v1 import step_pb2
 
 from services.common.config import Config
-from services.common.run_files.atomic import write_atomically
+from services.common.run_files.atomic import removed_on_failure, write_atomically
 from services.common.run_files.lineage import config_version
 from services.common.run_files.recorded_steps import (
     ENGINE_DIRECTORY,
@@ -58,8 +58,9 @@ class Recorder:
             staged.mkdir(parents=True)
         self._engine.barrier()
         self._begun = Begun(step, order, self._engine.steps_applied, self._engine.state_digest())
-        self._engine.export(staged / POLICY_DIRECTORY)
-        self._engine.save(staged / ENGINE_DIRECTORY)
+        with removed_on_failure(staged, mine=self._engine.rank == 0):
+            self._engine.export(staged / POLICY_DIRECTORY)
+            self._engine.save(staged / ENGINE_DIRECTORY)
 
     def finish(self, metrics: StepMetrics) -> None:
         """After the step: its result. Only now does the recording become visible."""
@@ -69,8 +70,6 @@ class Recorder:
         if self._engine.rank != 0:
             return
         staged = self._staging(begun.step)
-        write_order(staged, begun.order)
-        write_config(staged, self._config)
         record = StepRecord(
             step=begun.step,
             run=self._config.run.name,
@@ -85,7 +84,10 @@ class Recorder:
             groups=len(begun.order.groups),
             recorded_at=time.time(),
         )
-        write_atomically(staged / RECORD_FILE, record.model_dump_json(indent=1) + "\n")
+        with removed_on_failure(staged, mine=True):
+            write_order(staged, begun.order)
+            write_config(staged, self._config)
+            write_atomically(staged / RECORD_FILE, record.model_dump_json(indent=1) + "\n")
         staged.rename(step_directory(self._directory, begun.step))
         for old in list(recorded_directories(self._run).values())[: -self._config.trainer.recording.keep]:
             shutil.rmtree(old)

@@ -12,6 +12,7 @@ from trivet.v1 import weights_pb2
 from services.common.config import WeightsConfig
 from services.common.errors import InvalidData
 from services.common.logs import get_logger
+from services.common.run_files.atomic import removed_on_failure
 from services.common.transport.outages import Outages
 from services.common.transport.weight_feed import WeightFeed, describe_weights, verify_weights
 from services.trainer.engine.protocol import TrainEngine
@@ -153,7 +154,8 @@ class Publication:
         if not plan.staging:
             return
         staged = Path(plan.staging)
-        self._engine.export(staged)
+        with removed_on_failure(staged, mine=self._release is not None):
+            self._engine.export(staged)
         if self._release is not None:
             self._release.stored(staged)
 

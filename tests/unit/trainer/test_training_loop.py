@@ -1,5 +1,6 @@
 """The loop of one rank over the plain engine, with orders from memory: what is published, saved and written down."""
 
+import errno
 import json
 import math
 
@@ -303,3 +304,17 @@ def test_rewards_that_are_too_large_for_a_step_do_not_end_the_run(tmp_path, algo
         assert all(set(skipped["samples"]) <= set(second["samples"]) for skipped in second["skipped"])
     assert second["metrics"]["reward_mean"] == pytest.approx(reward / 4)
     assert second["metrics"]["reward_std"] == pytest.approx(math.sqrt(0.75) * reward)
+
+
+def test_a_checkpoint_that_does_not_fit_on_the_disk_takes_no_space(tmp_path, monkeypatch):
+    run = Run(tmp_path)
+
+    def save(_, directory):
+        directory.mkdir(parents=True)
+        (directory / "part").write_bytes(b"part")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Engine, "save", save)
+    with pytest.raises(OSError, match="No space left"):
+        run.go()
+    assert list((run.config.run.path / "checkpoints").iterdir()) == []

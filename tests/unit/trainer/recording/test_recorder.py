@@ -1,3 +1,4 @@
+import errno
 import json
 
 import pytest
@@ -86,6 +87,22 @@ def test_a_step_cut_short_leaves_nothing_to_be_found(tmp_path):
     train(config, engine, Recorder(config, engine), range(1, 2))
     assert numbers(config.run.path) == [1]
     assert [path.name for path in (config.run.path / "recorded").iterdir()] == ["step-000001"]
+
+
+@pytest.mark.parametrize("part", ["save", "export"])
+def test_a_recording_that_does_not_fit_on_the_disk_takes_no_space(tmp_path, monkeypatch, part):
+    make_base(tmp_path / "base")
+    config = configuration(tmp_path)
+    engine = open_plain(config)
+
+    def full(directory):
+        directory.mkdir(parents=True)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(engine, part, full)
+    with pytest.raises(OSError, match="No space left"):
+        Recorder(config, engine).begin(1, make_order(1))
+    assert list((config.run.path / "recorded").iterdir()) == []
 
 
 def test_resuming_from_an_earlier_step_makes_later_recordings_void(tmp_path):
