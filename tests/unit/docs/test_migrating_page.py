@@ -45,7 +45,9 @@ def test_no_row_of_a_table_is_left_unchecked() -> None:
 
 
 def test_the_scorers_on_the_page_are_taken() -> None:
-    for block in BLOCK.findall(PAGE):
+    blocks = BLOCK.findall(PAGE)
+    assert blocks
+    for block in blocks:
         names: dict[str, Any] = {"compute_score": lambda source, text, truth, extra: float(text == truth)}
         exec(block, names)
         function = names.get("score") or names["reward"]

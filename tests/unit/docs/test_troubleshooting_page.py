@@ -33,7 +33,9 @@ def anchors(page: str) -> set[str]:
 @pytest.mark.parametrize("name", PAGES)
 def test_links_lead_somewhere(name: str) -> None:
     here = ROOT / name
-    for target in re.findall(r"\]\(([^)\s]+)\)", here.read_text(encoding="utf-8")):
+    targets = re.findall(r"\]\(([^)\s]+)\)", here.read_text(encoding="utf-8"))
+    assert targets
+    for target in targets:
         if target.startswith("http"):
             continue
         path, _, anchor = target.partition("#")

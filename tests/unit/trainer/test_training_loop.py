@@ -16,6 +16,8 @@ from services.common.run_files.run_log import RunLog
 from services.trainer.checkpoint.directory import Checkpoints
 from services.trainer.loop import Machinery, RankZero, TrainingLoop
 from services.trainer.metrics import counters
+from services.trainer.metrics.step_gauges import REPORTED_ELSEWHERE
+from services.trainer.metrics.summary import STEP_PHASES
 from services.trainer.model.policy import load_policy
 from services.trainer.recording.recorder import Recorder
 from services.trainer.steps.status import Controls, Status
@@ -143,6 +145,9 @@ def test_a_run_trains_publishes_saves_and_writes_down(tmp_path):
     assert run.saved == [2, 4, 6]
     assert [line["step"] for line in lines(run)] == [1, 2, 3, 4, 5, 6]
     assert not any("skipped" in line for line in lines(run))
+    seconds = {name for line in lines(run) for name in line["metrics"] if name.endswith("_seconds")}
+    assert {f"{phase}_seconds" for phase in (*STEP_PHASES, "checkpoint", "evaluate")} <= seconds
+    assert seconds <= REPORTED_ELSEWHERE.keys()
 
 
 def test_a_run_with_the_same_reward_for_all_says_that_there_is_nothing_to_learn(tmp_path):

@@ -37,16 +37,18 @@ async def test_one_failure_ends_the_others_and_is_raised_as_it_is():
 
 
 async def test_cancelling_ends_all():
-    ended = []
+    begun, ended = [], []
 
     async def waits(number):
+        begun.append(number)
         try:
             await asyncio.Event().wait()
         finally:
             ended.append(number)
 
     task = asyncio.create_task(together([waits(1), waits(2)]))
-    await asyncio.sleep(0.01)
+    while len(begun) < 2:  # noqa: ASYNC110
+        await asyncio.sleep(0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
