@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from services.common.config import Config, ServerConfig
 from services.common.config.addresses import host_and_port, listen
 from services.common.run_files.check_report import CheckReport
-from services.common.secrets import without_password
+from services.common.secrets import without_secrets
 
 REDIS_SECONDS = 5.0
 OLDEST_REDIS = 7
@@ -91,7 +91,7 @@ class _Answer(NamedTuple):
 
 
 def _redis(url: str) -> _Answer:
-    here = f"redis.url is {without_password(url)}, expected Redis {OLDEST_REDIS} or newer, or Valkey"
+    here = f"redis.url is {without_secrets(url)}, expected Redis {OLDEST_REDIS} or newer, or Valkey"
     try:
         with redis.Redis.from_url(url, socket_timeout=REDIS_SECONDS, socket_connect_timeout=REDIS_SECONDS) as client:
             info = cast(dict[str, object], client.info())
@@ -107,7 +107,7 @@ def _redis(url: str) -> _Answer:
         problems.append(f"{here}: it is version {version}")
     if policy != "noeviction":
         problems.append(
-            f"redis.url is {without_password(url)}, whose maxmemory-policy is {policy}, expected noeviction: "
+            f"redis.url is {without_secrets(url)}, whose maxmemory-policy is {policy}, expected noeviction: "
             "it would drop samples"
         )
     return _Answer(tuple(problems))
