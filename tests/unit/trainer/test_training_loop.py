@@ -140,6 +140,7 @@ def skips(reason="forward"):
 
 def test_a_run_trains_publishes_saves_and_writes_down(tmp_path):
     run = Run(tmp_path)
+    run.config.evaluation.every = 2
     assert run.go()
     assert run.release.versions == list(range(STEPS + 1))
     assert run.saved == [2, 4, 6]
