@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,8 @@ ROWS = 10_000
 SCHEMA = Path(__file__).parents[2] / "configs" / "run.schema.json"
 PROMPTS = ("prompt", "question", "problem", "instruction", "query", "input")
 ANSWERS = ("answer", "solution", "target", "ground_truth", "final_answer", "label", "output")
+# Not 007, of which each digit counts.
+NUMBER = re.compile(r"[-+]?(0|[1-9][0-9,]*)(\.[0-9]+)?")
 MAX_TOKENS, LEAST_TOKENS = 512, 16
 
 
@@ -48,7 +51,8 @@ def init(
         with file.open("x", encoding="utf-8") as written:
             written.write(text)
     except (TrivetError, OSError) as error:
-        say(console, str(error), style="red")
+        # The reader of rows names the key of a YAML.
+        say(console, str(error).replace("--dataset.path", "--dataset"), style="red")
         raise typer.Exit(EXIT_USAGE) from error
     say(console, f"✓ {file} is written. Next: trivet check {file}, then trivet up {file}", style="green")
 
@@ -238,16 +242,9 @@ def _scorer(data: Data) -> str:
             f"answer in one of {', '.join(ANSWERS)}, or --scorer module:function",
         )
     answers = [str(row.values.get(data.answer)) for row in data.rows]
-    if all(_is_number(answer) for answer in answers):
+    if all(NUMBER.fullmatch(answer) for answer in answers):
         return "numeric"
     return "math_verify" if any("\\" in answer or "$" in answer for answer in answers) else "exact_match"
-
-
-def _is_number(text: str) -> bool:
-    try:
-        return math.isfinite(float(text.replace(",", "")))
-    except ValueError:
-        return False
 
 
 def _first(names: Iterable[str], columns: Mapping[str, Any]) -> str | None:

@@ -69,6 +69,7 @@ def test_pairs_are_learnt_from_without_a_reward(model, dataset, tmp_path):
     ("answers", "options", "scorer"),
     [
         ({"answer": "four"}, [], "exact_match"),
+        ({"answer": "012"}, [], "exact_match"),
         ({"answer": r"\frac{1}{2}"}, [], "math_verify"),
         ({"answer": "four"}, ["--scorer", "my.rewards:short"], "my.rewards:short"),
         ({"other": "four"}, ["--scorer", "my.rewards:short"], "my.rewards:short"),
