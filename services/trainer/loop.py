@@ -192,11 +192,11 @@ class TrainingLoop:
     def _recorded(self, order: step_pb2.StepOrder) -> Iterator[None]:
         due = self._recorder.due(self._step + 1)
         if due:
-            with self._phase("record"):
+            with self._phase("recording"):
                 self._recorder.begin(self._step + 1, order)
         yield
         if due:
-            with self._phase("record"):
+            with self._phase("recording"):
                 self._recorder.finish(self._metrics)
 
     def _under_way(self, order: step_pb2.StepOrder) -> AbstractContextManager[None]:

@@ -13,15 +13,16 @@ pytestmark = pytest.mark.timeout(900)
 START_SECONDS, RECOVER_SECONDS, TRAIN_SECONDS = 300, 240, 600
 # Enough for the quickstart's accuracy.
 STEPS = 60
-# No GPU, no value head, no preference pairs, and neither a calibration nor a mask of truncated samples is configured.
+# No GPU, no value head, no preference pairs, and neither a calibration nor an entropy bonus is configured.
 NOT_IN_THIS_RUN = (
     "trivet_gpu_",
     "_preference_",
-    "trivet_trainer_value_mean",
-    "trivet_trainer_return_mean",
-    "trivet_trainer_clipped_values_ratio",
+    "trivet_trainer_value",
+    "trivet_trainer_return",
+    "trivet_trainer_entropy_loss",
+    "trivet_trainer_chosen_reward",
+    "trivet_trainer_rejected_reward",
     "trivet_trainer_importance_calibration",
-    "trivet_trainer_masked_truncated_ratio",
 )
 
 

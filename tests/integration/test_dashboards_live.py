@@ -12,21 +12,22 @@ from prometheus_client import CollectorRegistry, start_http_server
 
 from services.common.serving.exposition import RunLabel
 from services.common.serving.gpu_metrics import GpuCollector, GpuReading
-from services.trainer.metrics.step_gauges import EVALUATION_GAUGES, STEP_GAUGES, StepGauge, ValueCollector
+from services.trainer.metrics.step_gauges import EVALUATION_GAUGES, STEP_GAUGES, StepGauge, StepMetricCollector
 from tests.support.prometheus_server import PrometheusServer
 from tests.support.running_system import System
 
 ROOT = Path(__file__).parents[2]
 VARIABLES = {"$run": "system", "$instance": ".*", "$__rate_interval": "20s"}
 
-# What this run has not: a value head, preference pairs, a calibration, cut-off samples that are masked, and a GPU. A
+# What this run does not have: a value head, an entropy bonus, preference pairs, a calibration, and a GPU. A
 # stand-in exports them by way of the same collectors, and a test says that it hides nothing that the run should have.
 STAND_IN = {
+    "value_loss": 0.3,
+    "entropy_loss": -0.01,
     "value": 0.5,
     "return": 0.6,
     "value_clip_fraction": 0.1,
     "importance_calibration": 0.9,
-    "truncated_fraction": 0.05,
     "preference_accuracy": 0.7,
     "preference_margin": 0.2,
     "preference_margin_min": -0.1,
@@ -79,7 +80,7 @@ def watched(quickstart_model, tmp_path_factory) -> Iterator[Watched]:
     system = System(directory, tree)
     registry = CollectorRegistry()
     for gauges, values in ((STEP_GAUGES, STAND_IN), (EVALUATION_GAUGES, STAND_IN_EVALUATION)):
-        collector = ValueCollector(gauges)
+        collector = StepMetricCollector(gauges)
         collector.set(values)
         registry.register(collector)
     registry.register(GpuCollector(StandInGpu()))

@@ -201,7 +201,7 @@ def test_ppo_trains_the_value_head_with_the_policy(
     config = worker.configuration(directory / "model", case[1], "float32", algorithm=worker.PPO)
     engine = PlainEngine(load_policy(str(directory / "model"), dtype="float32", value_head=True))
     expected = Updater(config, engine, None).train(worker.rewarded_samples())
-    same = ["loss", "policy_loss", "value_loss", "entropy_loss", "grad_norm", "return", "ratio", "entropy"]
+    same = ["loss", "policy_loss", "value_loss", "entropy_loss", "grad_norm", "return", "policy_ratio", "entropy"]
     assert {name: first[name] for name in same} == pytest.approx({name: expected[name] for name in same}, rel=1e-4)
     other = ppo_result(results, (1, 1, "float32"))["steps"][1]
     assert {name: second[name] for name in same} == pytest.approx({name: other[name] for name in same}, rel=1e-3)
@@ -241,7 +241,7 @@ def test_a_separate_critic_trains_and_resumes_under_zero_3_with_two_ranks(
     config = worker.configuration(directory / "model", 3, "float32", algorithm=worker.CRITIC)
     engine = PlainEngine(load_policy(model, dtype="float32", critic_path=model))
     expected = Updater(config, engine, None).train(worker.rewarded_samples())
-    same = ["loss", "policy_loss", "value_loss", "entropy_loss", "grad_norm", "return", "ratio", "entropy"]
+    same = ["loss", "policy_loss", "value_loss", "entropy_loss", "grad_norm", "return", "policy_ratio", "entropy"]
     assert {name: first[name] for name in same} == pytest.approx({name: expected[name] for name in same}, rel=1e-4)
     assert second["value"] != 0
     assert result["resume_equal"]

@@ -55,7 +55,7 @@ def test_all_steps_are_there_and_nothing_half_written(run):
     recorded = [json.loads(line) for line in (run / "steps.jsonl").read_text().splitlines()]
     for step, line in zip(steps, recorded, strict=True):
         # Recording is no part of what a step costs.
-        assert line["metrics"]["record_seconds"] > 0
+        assert line["metrics"]["recording_seconds"] > 0
         assert float.fromhex(step.record.values["loss"]) == line["metrics"]["loss"]
 
 

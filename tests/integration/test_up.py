@@ -136,6 +136,6 @@ def test_preferences_need_the_trainer_alone(run, quickstart_model):
     before, after = (entry["metrics"] for entry in run_log.evaluations())
     assert before["preference_accuracy"] == 0.5
     assert after["preference_loss"] < before["preference_loss"]
-    assert [entry["metrics"]["pairs"] for entry in run_log.steps()] == [16] * 6
+    assert [entry["metrics"]["preference_pairs"] for entry in run_log.steps()] == [16] * 6
     assert len({sample for entry in run_log.steps() for sample in entry["samples"]}) == 6 * 32
     assert Checkpoints(run / "runs" / "pairs" / "checkpoints", keep=3).latest().state.ledger == {"cursor": 96}

@@ -30,12 +30,12 @@ class MetricRow:
 
 
 def sections() -> dict[str, list[MetricRow]]:
-    step_values = (step_gauges.STEP_VALUES, step_gauges.EVALUATION_VALUES)
+    step_values = (step_gauges.STEP_METRICS, step_gauges.EVALUATION_METRICS)
     return {
         "Rollout": list(_of_module(rollout_metrics)),
         "Reward": list(_of_module(reward_metrics)),
         "Trainer": list(_of_module(trainer_metrics)),
-        "Values of a step": [
+        "Step metrics": [
             *_of_module(step_gauges),
             *(_of_family(family) for collector in step_values for family in collector.describe()),
         ],

@@ -44,7 +44,7 @@ SAMPLER: tuple[Panel, ...] = (
         "Tokens that top-k and top-p left to choose from, mean over positions. A set that shrinks to 1 leaves "
         "nothing to explore.",
         "none",
-        last("trivet_trainer_candidate_set_tokens", "tokens"),
+        last("trivet_trainer_candidate_set_size_tokens", "tokens"),
         minimum=0,
     ),
     lines(
@@ -111,11 +111,9 @@ POLICY: tuple[Panel, ...] = (
     ),
     lines(
         "Masked sequences",
-        "Share of sequences without a policy term: too far off-policy, or cut off (algorithm.mask_truncated). "
-        "An alert fires above 30 % off-policy.",
+        "Share of sequences that the sequence mask left out of the policy term. An alert fires above 30 %.",
         "percentunit",
-        last("trivet_trainer_masked_sequences_ratio", "off-policy"),
-        last("trivet_trainer_masked_truncated_ratio", "cut off"),
+        last("trivet_trainer_masked_fraction", "masked"),
         minimum=0,
         maximum=1,
         thresholds=alarm((0.3, "orange")),
@@ -125,7 +123,7 @@ POLICY: tuple[Panel, ...] = (
         "Clipped tokens",
         "Share of tokens whose policy term is clipped.",
         "percentunit",
-        last("trivet_trainer_clipped_tokens_ratio", "clipped"),
+        last("trivet_trainer_clip_fraction", "clipped"),
         minimum=0,
     ),
     lines(

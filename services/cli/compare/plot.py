@@ -13,7 +13,7 @@ TERMS = (
     ("value_loss", "value"),
     ("entropy_loss", "entropy"),
 )
-SHARES = (("masked_sequence_ratio", "masked sequences"), ("clip_fraction", "clipped tokens"))
+SHARES = (("masked_fraction", "masked sequences"), ("clip_fraction", "clipped tokens"))
 # Loss terms of a policy gradient are near 0, those of preferences near 1: linear below, logarithmic above.
 LINEAR_BELOW = 1e-3
 

@@ -15,11 +15,11 @@ ROWS = (
     ("value_loss", "value term"),
     ("entropy_loss", "entropy term"),
     ("grad_norm", "gradient norm"),
-    ("masked_sequence_ratio", "masked"),
+    ("masked_fraction", "masked"),
     ("truncated_fraction", "cut off"),
     ("clip_fraction", "clipped"),
     ("importance_weight", "weight"),
-    ("pairs", "pairs"),
+    ("preference_pairs", "pairs"),
     ("preference_accuracy", "in order"),
     ("preference_margin", "margin"),
 )

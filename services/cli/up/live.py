@@ -71,7 +71,7 @@ def line(trainer: trainer_pb2.TrainerServiceGetStatusResponse) -> str:
         f"step {trainer.step:>4}/{trainer.steps}  reward {_number(step, 'reward_mean')}  "
         f"held-out greedy {_number(held_out, 'greedy_accuracy')} sampled {_number(held_out, 'sampled_accuracy')}  "
         f"kl {_number(step, 'kl', 4)}  ratio {_number(step, 'sampler_ratio_mean', 4)}  "
-        f"routing {_number(step, 'routing_agreement', 4)}  masked {_number(step, 'masked_sequence_ratio')}  "
+        f"routing {_number(step, 'routing_agreement', 4)}  masked {_number(step, 'masked_fraction')}  "
         f"{step['tokens_per_second']:.0f} tokens/s" + "".join(f"\n  {doubt}" for doubt in doubts(step))
     )
 
@@ -111,7 +111,7 @@ def _sample_cells(seen: Observation, trainer: trainer_pb2.TrainerServiceGetStatu
         ("length", _number(step, "length_mean", 1)),
         ("KL to reference", _number(step, "kl", 5)),
         ("sampler/trainer ratio", _number(step, "sampler_ratio_mean", 5)),
-        ("masked sequences", _number(step, "masked_sequence_ratio")),
+        ("masked sequences", _number(step, "masked_fraction")),
         ("routing agreement", _number(step, "routing_agreement", 4)),
         ("mismatch KL", _number(step, "mismatch_kl", 6)),
         ("versions", f"trainer {trainer.version}, rollout {versions}"),

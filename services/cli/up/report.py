@@ -23,9 +23,9 @@ STEP_ROWS = (
     ("logprob_difference_max", "|Δ log-prob| sampler/trainer, max", 7),
     ("mismatch_kl", "KL sampler/trainer", 8),
     ("routing_agreement", "routing agreement before replay", 5),
-    ("candidates_mean", "candidates per token", 2),
+    ("candidate_set_size", "candidates per token", 2),
     ("kl", "KL to the reference", 5),
-    ("masked_sequence_ratio", "masked sequences", 3),
+    ("masked_fraction", "masked sequences", 3),
     ("entropy", "entropy over the candidates", 3),
     ("grad_norm", "gradient norm", 3),
     ("staleness_mean", "staleness, versions", 2),
@@ -126,7 +126,7 @@ def plot(run_log: RunLog, path: Path) -> None:
     drift.set_yscale("symlog", linthresh=1e-4)
     _line(agreement, steps, "sampler_ratio_mean", "sampler/trainer ratio, mean")
     _line(agreement, steps, "routing_agreement", "routing agreement before replay")
-    _line(agreement, steps, "masked_sequence_ratio", "masked sequences")
+    _line(agreement, steps, "masked_fraction", "masked sequences")
     agreement.set(title="Sampler against trainer")
     _line(gradient, steps, "grad_norm", "gradient norm")
     _line(gradient, steps, "entropy", "entropy, nats")

@@ -12,16 +12,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Annotated
 
 import yaml
 import zstandard
 from google.protobuf.message import DecodeError
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 from trivet.v1 import step_pb2
 
 from services.common.config import Config, load_config
 from services.common.errors import InvalidData
 from services.common.run_files.lineage import without_addresses
+from services.common.run_files.run_log import renamed
 from services.common.secrets import hidden
 
 RECORDED_DIRECTORY = "recorded"
@@ -51,7 +53,7 @@ class StepRecord(BaseModel):
     steps_applied: int
     digest_before: str
     digest_after: str
-    values: dict[str, str]
+    values: Annotated[dict[str, str], AfterValidator(renamed)]
     groups: int
     recorded_at: float
 

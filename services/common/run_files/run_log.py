@@ -6,17 +6,34 @@ import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from services.common.logs import get_logger
 from services.common.strict_json import strict
 
+Number = TypeVar("Number")
 log = get_logger(__name__)
 
 # A step metric: steps in a row, up to this one, whose rewards did not distinguish between answers.
 STEPS_WITHOUT_SIGNAL = "steps_without_signal"
 # From so many on a run's learning is in doubt.
 WARNED_AFTER_STEPS = 5
+
+# Step metrics in lines and records written before they had the name of their Prometheus metric.
+_QUANTILES = ("", "_min", "_p1", "_p50", "_p99", "_p999", "_max")
+_RENAMED = {
+    **{
+        f"{first}ratio{quantile}": f"{first}policy_ratio{quantile}"
+        for first in ("", "first_")
+        for quantile in _QUANTILES
+    },
+    "candidates_mean": "candidate_set_size",
+    "pairs": "preference_pairs",
+    "truncated_ratio": "truncated_fraction",
+    "record_seconds": "recording_seconds",
+}
+# masked_fraction says the same.
+_REMOVED = frozenset({"masked_sequence_ratio"})
 
 # What a step's first optimizer step says of itself, where there are several.
 FIRST = "first_"
@@ -26,6 +43,11 @@ def before_updates(metrics: Mapping[str, float]) -> dict[str, float]:
     """With what compares sampler and trainer as it was before any update of the step, under the plain names."""
     first = {name.removeprefix(FIRST): value for name, value in metrics.items() if name.startswith(FIRST)}
     return {**metrics, **first}
+
+
+def renamed(metrics: Mapping[str, Number]) -> dict[str, Number]:
+    """Step metrics by the names of today."""
+    return {_RENAMED.get(name, name): value for name, value in metrics.items() if name not in _REMOVED}
 
 
 class RunLog:
@@ -100,7 +122,7 @@ def _latest(path: Path) -> list[dict[str, Any]]:
         if entry is None:
             log.warning("a damaged line is skipped", file=str(path), line=number)
             continue
-        entry["metrics"] = _finite(entry["metrics"])
+        entry["metrics"] = _finite(renamed(entry["metrics"]))
         # Resuming from step s voids everything after s.
         by_step = {step: kept for step, kept in by_step.items() if step < entry["step"]}
         by_step[entry["step"]] = entry

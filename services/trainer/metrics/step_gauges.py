@@ -1,8 +1,8 @@
-"""The values of a training step as Prometheus metrics: which value goes into which metric, by what name and unit.
+"""Step metrics for Prometheus: which goes into which gauge.
 
-A value keeps the name that it has in steps.jsonl in its metric's name, up to the unit and `statistic` labels. Only the
-last step's values are exported: what a step does not report (the KL without a reference, routing of a dense model) has
-no series, instead of a zero that nobody measured.
+A gauge's name is the prefix, the step metric's name in steps.jsonl and the unit; what only a `statistic` or `decoding`
+tells apart shares a gauge. Only the last step's metrics are exported: what a step does not report (the KL without a
+reference, routing of a dense model) has no series, instead of a zero that nobody measured.
 """
 
 from collections.abc import Iterable, Mapping
@@ -16,12 +16,12 @@ from prometheus_client.registry import Collector
 from services.common.run_files.run_log import STEPS_WITHOUT_SIGNAL
 
 PREFIX = "trivet_trainer_"
-OTHER_VALUES_KEPT = 64
+OTHERS_KEPT = 64
 
 
 @dataclass(frozen=True)
 class StepGauge:
-    """`values` maps the name of a step's value to the value of `label`; without a label there is one value."""
+    """`values` maps the name of a step metric to the value of `label`; without a label there is one of them."""
 
     name: str
     help: str
@@ -32,138 +32,126 @@ class StepGauge:
         return GaugeMetricFamily(PREFIX + self.name, self.help, labels=[self.label] if self.label else [])
 
 
-def _one(name: str, value: str, help_text: str) -> StepGauge:
-    return StepGauge(name, help_text, {value: ""})
+def _one(name: str, help_text: str, unit: str = "") -> StepGauge:
+    return StepGauge(_with_unit(name, unit), help_text, {name: ""})
 
 
-def _statistics(name: str, value: str, help_text: str, *statistics: str) -> StepGauge:
-    """Of values named <value>_<statistic>; a distribution's mean has the bare name."""
-    distribution = {value: "mean"} if "p50" in statistics else {}
-    return StepGauge(name, help_text, distribution | {f"{value}_{each}": each for each in statistics}, "statistic")
+def _statistics(name: str, help_text: str, *statistics: str, unit: str = "") -> StepGauge:
+    """Of step metrics named <name>_<statistic>."""
+    return StepGauge(_with_unit(name, unit), help_text, {f"{name}_{each}": each for each in statistics}, "statistic")
+
+
+def _distribution(name: str, help_text: str, *statistics: str) -> StepGauge:
+    """The same of a distribution, whose mean has the bare name."""
+    return StepGauge(name, help_text, {name: "mean"} | {f"{name}_{each}": each for each in statistics}, "statistic")
+
+
+def _evaluated(name: str, help_text: str, unit: str = "") -> StepGauge:
+    """Of a metric in evaluations.jsonl."""
+    return StepGauge(_with_unit(f"evaluation_{name}", unit), help_text, {name: ""})
+
+
+def _by_decoding(name: str, help_text: str, unit: str = "") -> StepGauge:
+    """Of metrics in evaluations.jsonl named <decoding>_<name>."""
+    values = {f"{decoding}_{name}": decoding for decoding in ("greedy", "sampled")}
+    return StepGauge(_with_unit(f"evaluation_{name}", unit), help_text, values, "decoding")
+
+
+def _with_unit(name: str, unit: str) -> str:
+    return f"{name}_{unit}" if unit else name
 
 
 QUANTILES = ("min", "p1", "p50", "p99", "p999", "max")
 
 # Of the step's first optimizer step, before any update: where it is the only one, the same as of the whole step.
 _FIRST = (
-    _one("first_mismatch_kl_nats", "first_mismatch_kl", "KL of the trainer from the sampler (k3) before any update"),
+    _one("first_mismatch_kl", "KL of the trainer from the sampler (k3) before any update", "nats"),
     _statistics(
-        "first_logprob_difference_nats",
         "first_logprob_difference",
         "Absolute difference of the trainer's and the sampler's log-probability of a token before any update",
         "mean",
         "max",
+        unit="nats",
     ),
+    _one("first_sampler_ratio_mean", "Mean over tokens of trainer's over sampler's probability before any update"),
+    _distribution("first_policy_ratio", "Ratio of the current to the old policy before any update", *QUANTILES),
     _one(
-        "first_sampler_ratio_mean",
-        "first_sampler_ratio_mean",
-        "Mean over tokens of trainer's over sampler's probability before any update",
-    ),
-    _statistics(
-        "first_policy_ratio", "first_ratio", "Ratio of the current to the old policy before any update", *QUANTILES
-    ),
-    _one(
-        "first_routing_agreement_ratio",
         "first_routing_agreement",
         "Share of the sampler's experts that the trainer would pick before any update",
+        "ratio",
     ),
 )
 
 STEP_GAUGES = (
-    _one("loss", "loss", "Loss of the last step, all terms together"),
-    StepGauge(
-        "loss_term",
-        "Summands of the loss, coefficients included",
-        {f"{term}_loss": term for term in ("policy", "kl", "value", "entropy")},
-        "term",
-    ),
-    _one("grad_norm", "grad_norm", "Norm of the gradient before clipping, mean over the step's optimizer steps"),
-    _one("grad_norm_max", "grad_norm_max", "The largest such norm of the step's optimizer steps"),
-    _one("learning_rate", "learning_rate", "Learning rate of the last step"),
-    _one("kl_nats", "kl", "KL of the policy from the reference, mean over tokens"),
-    _one("mismatch_kl_nats", "mismatch_kl", "KL of the trainer from the sampler (k3), mean over tokens"),
-    _one("entropy_nats", "entropy", "Entropy of the policy over the candidate set, mean over tokens"),
+    _one("loss", "Loss of the last step, all terms together"),
+    _one("policy_loss", "Policy term of the loss"),
+    _one("kl_loss", "KL term of the loss, coefficient included"),
+    _one("value_loss", "Value term of the loss, coefficient included"),
+    _one("entropy_loss", "Entropy term of the loss, coefficient included"),
+    _one("grad_norm", "Norm of the gradient before clipping, mean over the step's optimizer steps"),
+    _one("grad_norm_max", "The largest such norm of the step's optimizer steps"),
+    _one("learning_rate", "Learning rate of the last step"),
+    _one("kl", "KL of the policy from the reference, mean over tokens", "nats"),
+    _one("mismatch_kl", "KL of the trainer from the sampler (k3), mean over tokens", "nats"),
+    _one("entropy", "Entropy of the policy over the candidate set, mean over tokens", "nats"),
     _statistics(
-        "logprob_difference_nats",
         "logprob_difference",
         "Absolute difference of the trainer's and the sampler's log-probability of a token",
         "mean",
         "max",
+        unit="nats",
     ),
     _one(
-        "sampler_ratio_mean",
-        "sampler_ratio_mean",
-        "Mean over tokens of trainer's over sampler's probability, neither clipped nor weighted",
+        "sampler_ratio_mean", "Mean over tokens of trainer's over sampler's probability, neither clipped nor weighted"
     ),
-    _statistics("policy_ratio", "ratio", "Ratio of the current to the old policy, before clipping", *QUANTILES),
-    _statistics(
-        "importance_ratio",
-        "importance_ratio",
-        "Ratio of the old policy to the sampler, before its bounds",
-        *QUANTILES,
-    ),
-    _one("importance_weight", "importance_weight", "Mean importance weight, bounds and calibration included"),
-    _one("importance_calibration", "importance_calibration", "Calibration factor on the importance weight"),
-    _one("clipped_tokens_ratio", "clip_fraction", "Share of tokens whose policy term is clipped"),
+    _distribution("policy_ratio", "Ratio of the current to the old policy, before clipping", *QUANTILES),
+    _distribution("importance_ratio", "Ratio of the old policy to the sampler, before its bounds", *QUANTILES),
+    _one("importance_weight", "Mean importance weight, bounds and calibration included"),
+    _one("importance_calibration", "Calibration factor on the importance weight"),
+    _one("clip_fraction", "Share of tokens whose policy term is clipped"),
+    _one("masked_fraction", "Share of sequences that the sequence mask left out of the policy term"),
     _one(
-        "masked_sequences_ratio",
-        "masked_sequence_ratio",
-        "Share of sequences that the off-policy mask left out of the policy term",
+        "routing_agreement",
+        "Share of the sampler's experts that the trainer would pick",
+        "ratio",
     ),
-    _one(
-        "masked_truncated_ratio",
-        "truncated_fraction",
-        "Share of sequences that were left out of the policy term because they were cut off",
-    ),
-    _one("routing_agreement_ratio", "routing_agreement", "Share of the sampler's experts that the trainer would pick"),
     *_FIRST,
-    _one("candidate_set_tokens", "candidates_mean", "Tokens in a candidate set, mean over positions"),
-    _statistics("reward", "reward", "Reward of the step's samples", "mean", "std"),
+    _one("candidate_set_size", "Tokens in a candidate set, mean over positions", "tokens"),
+    _statistics("reward", "Reward of the step's samples", "mean", "std"),
     _one(
-        "groups_without_variance_ratio",
         "groups_without_variance",
         "Share of groups whose rewards are all the same, and so teach nothing",
+        "ratio",
     ),
     _one(
-        "steps_without_signal",
         STEPS_WITHOUT_SIGNAL,
         "Steps in a row whose rewards did not distinguish between answers, so that nothing could be learned",
     ),
-    _one("completion_tokens_mean", "length_mean", "Tokens of a completion, mean over the step's samples"),
-    _one("truncated_samples_ratio", "truncated_ratio", "Share of samples that were cut off at sampling.max_tokens"),
+    _one("length_mean", "Tokens of a completion, mean over the step's samples", "tokens"),
+    _one("truncated_fraction", "Share of samples that were cut off at sampling.max_tokens"),
     _statistics(
-        "staleness_versions",
         "staleness",
         "Versions between the weights that sampled and those that were trained",
         "mean",
         "max",
+        unit="versions",
     ),
-    _one("value_mean", "value", "Value head's estimate, mean over tokens"),
-    _one("return_mean", "return", "Return that the value head is taught, mean over tokens"),
-    _one("clipped_values_ratio", "value_clip_fraction", "Share of tokens whose value term is clipped"),
-    _one("preference_pairs", "pairs", "Pairs that the step was trained on"),
+    _one("value", "Value head's estimate, mean over tokens"),
+    _one("return", "Return that the value head is taught, mean over tokens"),
+    _one("value_clip_fraction", "Share of tokens whose value term is clipped"),
+    _one("preference_pairs", "Pairs that the step was trained on"),
     _one(
-        "preference_accuracy_ratio",
         "preference_accuracy",
         "Share of pairs whose chosen answer has the higher implicit reward",
+        "ratio",
     ),
-    StepGauge(
-        "preference_reward",
-        "Implicit reward: beta times the log-ratio to the reference, mean over pairs",
-        {"chosen_reward": "chosen", "rejected_reward": "rejected"},
-        "answer",
-    ),
-    StepGauge(
-        "preference_margin",
-        "Implicit reward of the chosen less that of the rejected answer",
-        {"preference_margin": "mean", "preference_margin_min": "min", "preference_margin_max": "max"},
-        "statistic",
-    ),
+    _one("chosen_reward", "Implicit reward of chosen answers: beta times the log-ratio to the reference, mean"),
+    _one("rejected_reward", "Implicit reward of rejected answers: beta times the log-ratio to the reference, mean"),
+    _distribution("preference_margin", "Implicit reward of the chosen less that of the rejected answer", "min", "max"),
 )
 
 # Reported by another metric, and so without a gauge of their own.
 REPORTED_ELSEWHERE = {
-    "masked_fraction": "trivet_trainer_masked_sequences_ratio",
     "step_applied": "trivet_trainer_steps_skipped_total",
     "tokens": "trivet_trainer_tokens_total",
     "tokens_per_second": "trivet_trainer_tokens_total",
@@ -171,55 +159,34 @@ REPORTED_ELSEWHERE = {
     "sampling_seconds": "trivet_rollout_sampling_seconds",
     **{
         f"{phase}_seconds": "trivet_trainer_phase_seconds"
-        for phase in ("wait", "train", "publish", "record", "checkpoint", "evaluate")
+        for phase in ("wait", "train", "publish", "recording", "checkpoint", "evaluate")
     },
 }
 
-OTHER = StepGauge("other_value", "A value of the last step that only the run's own algorithm knows", {}, "name")
+OTHER = StepGauge("other_metric", "A metric of the last step that only the run's own algorithm knows", {}, "name")
 
 EVALUATION_GAUGES = (
-    StepGauge(
-        "evaluation_accuracy_ratio",
-        "Share of held-out completions that are correct",
-        {"greedy_accuracy": "greedy", "sampled_accuracy": "sampled"},
-        "decoding",
+    _by_decoding("accuracy", "Share of held-out completions that are correct", "ratio"),
+    _by_decoding("accuracy_error", "Standard error of that share, over prompts", "ratio"),
+    _by_decoding("reward", "Mean reward of held-out completions"),
+    _by_decoding("length", "Mean tokens of held-out completions", "tokens"),
+    _evaluated("failures", "Held-out groups without a result in the last evaluation"),
+    _evaluated(
+        "preference_accuracy", "Share of held-out pairs whose chosen answer has the higher implicit reward", "ratio"
     ),
-    StepGauge(
-        "evaluation_accuracy_error_ratio",
-        "Standard error of that share, over prompts",
-        {"greedy_accuracy_error": "greedy", "sampled_accuracy_error": "sampled"},
-        "decoding",
-    ),
-    StepGauge(
-        "evaluation_reward",
-        "Mean reward of held-out completions",
-        {"greedy_reward": "greedy", "sampled_reward": "sampled"},
-        "decoding",
-    ),
-    StepGauge(
-        "evaluation_completion_tokens",
-        "Mean tokens of held-out completions",
-        {"greedy_length": "greedy", "sampled_length": "sampled"},
-        "decoding",
-    ),
-    _one("evaluation_failed_groups", "failures", "Held-out groups without a result in the last evaluation"),
-    _one(
-        "evaluation_preference_accuracy_ratio",
-        "preference_accuracy",
-        "Share of held-out pairs whose chosen answer has the higher implicit reward",
-    ),
-    _one("evaluation_preference_accuracy_error_ratio", "preference_accuracy_error", "Standard error of that share"),
-    _one("evaluation_preference_margin", "preference_margin", "Margin of implicit rewards on held-out pairs, mean"),
-    _one("evaluation_preference_loss", "preference_loss", "Loss on held-out pairs"),
+    _evaluated("preference_accuracy_error", "Standard error of that share", "ratio"),
+    _evaluated("preference_margin", "Margin of implicit rewards on held-out pairs, mean"),
+    _evaluated("preference_loss", "Loss on held-out pairs"),
 )
 
 DROPPED = Counter(
-    "trivet_trainer_step_values_dropped_total", f"Values of steps beyond the {OTHER_VALUES_KEPT} of the run's own"
+    "trivet_trainer_step_metrics_dropped_total",
+    f"Step metrics beyond the {OTHERS_KEPT} that a run's own algorithm may add",
 )
 
 
-class ValueCollector(Collector):
-    """The last values that were set, as the gauges of a table; the rest goes to `other`, up to a bound, by name."""
+class StepMetricCollector(Collector):
+    """The step metrics that were set last, by a table of gauges; the rest goes to `other`, up to a bound, by name."""
 
     def __init__(
         self, gauges: tuple[StepGauge, ...], *, skip: Iterable[str] = (), other: StepGauge | None = None
@@ -231,7 +198,7 @@ class ValueCollector(Collector):
     def set(self, values: Mapping[str, float]) -> None:
         unknown = sorted(values.keys() - self._known)
         if self._other is not None:
-            DROPPED.inc(len(unknown[OTHER_VALUES_KEPT:]))
+            DROPPED.inc(len(unknown[OTHERS_KEPT:]))
         # One assignment: the server's thread reads while the main thread trains.
         self._values = dict(values)
 
@@ -248,12 +215,12 @@ class ValueCollector(Collector):
             yield family
         if self._other is not None:
             family = self._other.family()
-            for name in sorted(values.keys() - self._known)[:OTHER_VALUES_KEPT]:
+            for name in sorted(values.keys() - self._known)[:OTHERS_KEPT]:
                 family.add_metric([name], values[name])
             yield family
 
 
-STEP_VALUES = ValueCollector(STEP_GAUGES, skip=REPORTED_ELSEWHERE, other=OTHER)
-EVALUATION_VALUES = ValueCollector(EVALUATION_GAUGES)
-REGISTRY.register(STEP_VALUES)
-REGISTRY.register(EVALUATION_VALUES)
+STEP_METRICS = StepMetricCollector(STEP_GAUGES, skip=REPORTED_ELSEWHERE, other=OTHER)
+EVALUATION_METRICS = StepMetricCollector(EVALUATION_GAUGES)
+REGISTRY.register(STEP_METRICS)
+REGISTRY.register(EVALUATION_METRICS)

@@ -19,7 +19,7 @@ SAMPLER_AGAINST_TRAINER = (
     "sampler_ratio_mean",
     "routing_agreement",
     "mismatch_kl",
-    *(f"ratio{suffix}" for suffix in ("", "_min", "_max", "_p1", "_p50", "_p99", "_p999")),
+    *(f"policy_ratio{suffix}" for suffix in ("", "_min", "_max", "_p1", "_p50", "_p99", "_p999")),
 )
 
 

@@ -38,7 +38,7 @@ def _sampling(order: step_pb2.StepOrder, samples: list[sample_pb2.Sample], versi
         "reward_mean": mean,
         "reward_std": math.hypot(*((reward - mean) / freedom for reward in flat)),
         "groups_without_variance": sum(not has_variance(scored) for scored in order.groups) / len(order.groups),
-        "truncated_ratio": sum(sample.finish_reason == sample_pb2.FINISH_REASON_LENGTH for sample in samples)
+        "truncated_fraction": sum(sample.finish_reason == sample_pb2.FINISH_REASON_LENGTH for sample in samples)
         / len(samples),
         "staleness_mean": sum(staleness) / max(1, len(staleness)),
         "staleness_max": float(max(staleness, default=0)),

@@ -60,11 +60,11 @@ def compute_loss(inputs: LossInputs, objective: Objective) -> LossOutputs:
     that is finite is so here where one of its factors overflows.
 
     Metrics: totals loss and its summands policy_loss, kl_loss, value_loss, entropy_loss (the last two only where the
-    term is); means ratio (before clipping), clip_fraction (of tokens), masked_fraction (of sequences, off-policy),
-    truncated_fraction (of sequences, where they are masked), importance_ratio (before bounds), importance_weight
-    (after, calibration included), importance_calibration (with it), mismatch_kl (rollout ‖ current, nats per token),
-    kl (current ‖ reference, nats per token), value, return, value_clip_fraction (of tokens), entropy (nats per
-    token); extremes and quantiles of ratio and importance_ratio.
+    term is); means policy_ratio (before clipping), clip_fraction (of tokens), masked_fraction (of sequences, by the
+    sequence mask), truncated_fraction (of sequences, where they are masked), importance_ratio (before bounds),
+    importance_weight (after, calibration included), importance_calibration (with it), mismatch_kl (rollout ‖ current,
+    nats per token), kl (current ‖ reference, nats per token), value, return, value_clip_fraction (of tokens), entropy
+    (nats per token); extremes and quantiles of policy_ratio and importance_ratio.
 
     Raises ValueError that names the field which the objective needs and `inputs` lacks.
     """
@@ -85,7 +85,7 @@ def compute_loss(inputs: LossInputs, objective: Objective) -> LossOutputs:
 
     ratio, mismatch = policy.ratio.detach(), wide_exp(log_mismatch)
     means = {
-        "ratio": distribution_of(ratio),
+        "policy_ratio": distribution_of(ratio),
         "clip_fraction": mean_of(policy.clipped),
         "masked_fraction": mean_of(~inputs.kept),
         "importance_ratio": distribution_of(mismatch),
@@ -109,8 +109,8 @@ def compute_loss(inputs: LossInputs, objective: Objective) -> LossOutputs:
     metrics = Metrics(
         totals={name: value.detach().double() for name, value in ({"loss": loss} | losses).items()},
         means={name: mean for term in terms.values() for name, mean in term.means.items()},
-        minima={"ratio": ratio.min().double(), "importance_ratio": mismatch.min().double()},
-        maxima={"ratio": ratio.max().double(), "importance_ratio": mismatch.max().double()},
+        minima={"policy_ratio": ratio.min().double(), "importance_ratio": mismatch.min().double()},
+        maxima={"policy_ratio": ratio.max().double(), "importance_ratio": mismatch.max().double()},
     )
     return LossOutputs(loss=loss, metrics=metrics)
 

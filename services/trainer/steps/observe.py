@@ -12,7 +12,7 @@ from services.common.run_files.run_log import FIRST
 from services.common.transport.redis_metrics import RedisCollector
 from services.trainer.batch.samples import TrainSample
 from services.trainer.metrics import counters
-from services.trainer.metrics.step_gauges import EVALUATION_VALUES, STEP_VALUES
+from services.trainer.metrics.step_gauges import EVALUATION_METRICS, STEP_METRICS
 from services.trainer.metrics.step_metrics import SAMPLER_AGAINST_TRAINER
 from services.trainer.steps.status import Controls
 
@@ -47,7 +47,7 @@ def observe_step(step: int, groups: int, values: Mapping[str, float]) -> None:
     counters.STEP_SECONDS.observe(values["step_seconds"])
     counters.GROUPS_TRAINED.inc(groups)
     counters.TOKENS.inc(values["tokens"])
-    STEP_VALUES.set({**_of_the_only(values), **values})
+    STEP_METRICS.set({**_of_the_only(values), **values})
 
 
 def _of_the_only(values: Mapping[str, float]) -> dict[str, float]:
@@ -58,7 +58,7 @@ def _of_the_only(values: Mapping[str, float]) -> dict[str, float]:
 
 def observe_evaluation(values: Mapping[str, float]) -> None:
     """`values` are those of evaluations.jsonl."""
-    EVALUATION_VALUES.set(values)
+    EVALUATION_METRICS.set(values)
 
 
 def observe_checkpoint(saved: trainer_pb2.Checkpoint) -> None:

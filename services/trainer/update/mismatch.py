@@ -43,7 +43,7 @@ class SamplerComparison:
         if compared:
             values["routing_agreement"] = agreeing / compared
         if candidates:
-            values["candidates_mean"] = candidates / tokens
+            values["candidate_set_size"] = candidates / tokens
         return values
 
 

@@ -19,13 +19,10 @@ class OptimizerStep:
     """One of them, over all ranks. Without a result it was not taken: a number was not finite before the backward."""
 
     tokens: int
-    sequences: int
     skipped: Skipped | None
     result: StepResult | None = None
     metrics: Metrics | None = None
     compared: SamplerComparison | None = None
-    # Share of the sequences that the off-policy mask left out.
-    masked: float | None = None
 
     @property
     def applied(self) -> bool:
@@ -51,7 +48,6 @@ def _step_metrics(steps: Sequence[OptimizerStep]) -> StepMetrics:
         **_metrics(steps, applied),
         **_compared(steps),
         **_results(steps, applied),
-        **_masked(steps),
     }
 
 
@@ -87,11 +83,3 @@ def _results(steps: Sequence[OptimizerStep], applied: Sequence[OptimizerStep]) -
         if len(steps) > 1:
             metrics["grad_norm_max"] = max(norms)
     return {**metrics, "step_applied": sum(step.applied for step in steps) / len(steps)}
-
-
-def _masked(steps: Sequence[OptimizerStep]) -> StepMetrics:
-    measured = [(step.masked, step.sequences) for step in steps if step.masked is not None]
-    if len(measured) == 1:
-        return {"masked_sequence_ratio": measured[0][0]}
-    sequences = sum(size for _, size in measured)
-    return {"masked_sequence_ratio": sum(share * size for share, size in measured) / sequences} if measured else {}

@@ -111,12 +111,10 @@ class Updater:
             total = None
         return OptimizerStep(
             tokens=tokens,
-            sequences=len(samples),
             skipped=skipped,
             result=result,
             metrics=None if total is None else total.reduce(self._engine.all_reduce),
             compared=compare_with_sampler(measured, self._engine),
-            masked=1 - kept.double().mean().item(),
         )
 
     def _measure(self, plan: MicroBatch, samples: Sequence[TrainSample], check: FiniteCheck) -> Measured:
@@ -201,4 +199,4 @@ def _check(samples: Sequence[TrainSample], engine: TrainEngine) -> FiniteCheck:
 
 def _left_out(samples: Sequence[TrainSample], skipped: Skipped) -> OptimizerStep:
     """Before any rank went forward with gradients, so that none goes backward."""
-    return OptimizerStep(sum(len(sample.token_ids) for sample in samples), len(samples), skipped)
+    return OptimizerStep(sum(len(sample.token_ids) for sample in samples), skipped)

@@ -49,13 +49,13 @@ class PreferenceUpdater:
     def train(self, samples: Sequence[TrainSample]) -> StepMetrics:
         """Pairs the best with the worst of each group, the same on every rank, through all epochs and mini-batches.
 
-        Groups without variance give no pair; without any pair there is no optimizer step (step_applied 0, pairs 0). A
-        number that is not finite on any rank makes its optimizer step a skipped one on all.
+        Groups without variance give no pair; without any pair there is no optimizer step (step_applied 0,
+        preference_pairs 0). A number that is not finite on any rank makes its optimizer step a skipped one on all.
         """
         self.skipped = []
         pairs = pairs_of(samples)
         if not pairs:
-            return {"pairs": 0.0, "loss": 0.0, "grad_norm": 0.0, "step_applied": 0.0}
+            return {"preference_pairs": 0.0, "loss": 0.0, "grad_norm": 0.0, "step_applied": 0.0}
         algorithm = self._algorithm()
         steps = [
             self._optimizer_step(chunk, algorithm)
@@ -63,7 +63,7 @@ class PreferenceUpdater:
             for chunk in split(pairs, self._config.trainer.minibatches)
         ]
         self.skipped = [step.skipped for step in steps if step.skipped is not None]
-        return {**report(steps), "pairs": float(len(pairs))}
+        return {**report(steps), "preference_pairs": float(len(pairs))}
 
     def evaluate(self, samples: Sequence[TrainSample]) -> StepMetrics:
         """On held-out pairs, over all ranks: preference_accuracy (with its standard error), _margin and _loss.
@@ -123,7 +123,6 @@ class PreferenceUpdater:
         complete = skipped is None or skipped.reason != "forward"
         return OptimizerStep(
             tokens=sum(len(sample.token_ids) for pair in pairs for sample in (pair.chosen, pair.rejected)),
-            sequences=2 * len(pairs),
             skipped=skipped,
             result=result,
             metrics=total.reduce(self._engine.all_reduce) if total is not None and complete else None,

@@ -134,7 +134,7 @@ def test_loss_and_gradient_are_those_of_the_system(batch):
     # The shares of the tokens are float32 in the system; where a gradient's terms cancel, their rounding is left.
     torch.testing.assert_close(gradient.float(), expected, rtol=1e-5, atol=1e-7 * float(expected.abs().max()))
     assert report.kl == pytest.approx(values["kl"], rel=1e-5)
-    assert report.ratio == pytest.approx(values["ratio"], rel=1e-5)
+    assert report.ratio == pytest.approx(values["policy_ratio"], rel=1e-5)
     assert report.masked == pytest.approx(values["masked_fraction"])
     assert report.agreement == pytest.approx(values["routing_agreement"])
     assert 0 < report.masked < 0.5

@@ -11,7 +11,7 @@ STEP = {
     "kl": 0.01,
     "sampler_ratio_mean": 1.0,
     "routing_agreement": 0.99,
-    "masked_sequence_ratio": 0.1,
+    "masked_fraction": 0.1,
 }
 
 

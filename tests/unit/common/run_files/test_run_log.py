@@ -92,3 +92,10 @@ def test_a_disk_that_is_full_leaves_whole_lines_only(file):
     ended = subprocess.run([sys.executable, "-c", FULL, str(file.parent)], capture_output=True, text=True, check=True)
     assert ended.stdout == "OSError\n"
     assert file.read_bytes() == before
+
+
+def test_a_line_of_before_is_read_by_the_names_of_today(file):
+    metrics = {"ratio": 1.0, "first_ratio_p99": 1.5, "pairs": 4.0, "masked_sequence_ratio": 0.1, "masked_fraction": 0.1}
+    RunLog(file.parent).add_step(entry(4, metrics=metrics))
+    now = {"policy_ratio": 1.0, "first_policy_ratio_p99": 1.5, "preference_pairs": 4.0, "masked_fraction": 0.1}
+    assert RunLog(file.parent).steps()[-1]["metrics"] == now

@@ -72,9 +72,9 @@ def test_all_seven_take_the_same_batch(run):
     assert all(-1 <= value <= 1.000001 for row in step.cosines for value in row)
     by_name = dict(zip(names, step.values, strict=True))
     assert by_name["ppo"]["value_loss"] > 0
-    assert by_name["dpo"]["pairs"] == 3
-    assert report.mean("pairs", names.index("dpo")) == 3
-    assert report.mean("pairs", names.index("grpo")) is None
+    assert by_name["dpo"]["preference_pairs"] == 3
+    assert report.mean("preference_pairs", names.index("dpo")) == 3
+    assert report.mean("preference_pairs", names.index("grpo")) is None
 
 
 def test_a_separate_critic_leaves_the_policys_gradient_to_the_policy_term(run):
@@ -96,7 +96,7 @@ def test_without_variance_there_is_no_direction(run, tmp_path):
     other = record_run(tmp_path, steps=1)
     write_order(recorded_step(other, 1).path, make_order(1, [1.0] * 4))
     report = compare(chosen_steps(other, []), ["grpo", "dpo"], [], [])
-    assert report.steps[0].values[1]["pairs"] == 0
+    assert report.steps[0].values[1]["preference_pairs"] == 0
     assert report.steps[0].cosines == ((None, None), (None, None))
     assert report.cosine(0, 1) is None
 

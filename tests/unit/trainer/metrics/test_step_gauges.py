@@ -10,10 +10,10 @@ from services.trainer.metrics.step_gauges import (
     DROPPED,
     EVALUATION_GAUGES,
     OTHER,
-    OTHER_VALUES_KEPT,
+    OTHERS_KEPT,
     REPORTED_ELSEWHERE,
     STEP_GAUGES,
-    ValueCollector,
+    StepMetricCollector,
 )
 from services.trainer.model.policy import Policy
 from services.trainer.update.policy_update import Updater
@@ -30,8 +30,8 @@ STABILITY = {
 }
 
 
-def collector() -> tuple[ValueCollector, CollectorRegistry]:
-    made = ValueCollector(STEP_GAUGES, skip=REPORTED_ELSEWHERE, other=OTHER)
+def collector() -> tuple[StepMetricCollector, CollectorRegistry]:
+    made = StepMetricCollector(STEP_GAUGES, skip=REPORTED_ELSEWHERE, other=OTHER)
     registry = CollectorRegistry()
     registry.register(made)
     return made, registry
@@ -53,7 +53,7 @@ def test_everything_that_a_step_with_all_mechanisms_reports_has_its_metric():
     algorithm = {"name": "ppo", "entropy_coef": 0.01, "mask_truncated": True, "old_policy": "recomputed"}
     config = update_configuration(algorithm=algorithm, rl_stability=STABILITY)
     reported = Updater(config, PlainEngine(policy), reference).train(samples())
-    assert {"value_loss", "kl", "routing_agreement", "candidates_mean", "truncated_fraction"} <= reported.keys()
+    assert {"value_loss", "kl", "routing_agreement", "candidate_set_size", "truncated_fraction"} <= reported.keys()
     assert reported.keys() - KNOWN == set()
 
 
@@ -67,6 +67,17 @@ def test_everything_that_a_step_on_preferences_reports_has_its_metric():
     assert held_out - {value for gauge in EVALUATION_GAUGES for value in gauge.values} == set()
 
 
+UNITS = ("", "_nats", "_ratio", "_tokens", "_versions")
+
+
+@pytest.mark.parametrize("gauge", [*STEP_GAUGES, *EVALUATION_GAUGES], ids=lambda gauge: gauge.name)
+def test_a_step_metric_has_the_name_of_its_gauge_without_prefix_and_unit(gauge):
+    for name, label in gauge.values.items():
+        stem = name.removeprefix(f"{label}_") if gauge.label == "decoding" else name.removesuffix(f"_{label}")
+        stem = f"evaluation_{stem}" if gauge in EVALUATION_GAUGES else stem
+        assert gauge.name in {stem + unit for unit in UNITS}
+
+
 def test_a_value_is_in_one_metric_only():
     named = [value for gauge in STEP_GAUGES for value in gauge.values]
     assert len(named) == len(set(named))
@@ -75,7 +86,7 @@ def test_a_value_is_in_one_metric_only():
 
 def test_only_the_last_steps_values_have_series():
     made, registry = collector()
-    made.set({"loss": 1.0, "kl": 0.5, "ratio_p99": 1.2, "ratio": 1.0})
+    made.set({"loss": 1.0, "kl": 0.5, "policy_ratio_p99": 1.2, "policy_ratio": 1.0})
     assert registry.get_sample_value("trivet_trainer_kl_nats") == 0.5
     assert registry.get_sample_value("trivet_trainer_policy_ratio", {"statistic": "p99"}) == 1.2
     assert registry.get_sample_value("trivet_trainer_policy_ratio", {"statistic": "mean"}) == 1.0
@@ -89,13 +100,13 @@ def test_only_the_last_steps_values_have_series():
 def test_values_of_the_runs_own_algorithm_are_kept_by_name_up_to_a_bound():
     made, registry = collector()
     before = DROPPED._value.get()
-    own = {f"own_{index:03}": float(index) for index in range(OTHER_VALUES_KEPT + 3)}
+    own = {f"own_{index:03}": float(index) for index in range(OTHERS_KEPT + 3)}
     made.set({"loss": 1.0, "step_applied": 1.0, **own})
-    assert registry.get_sample_value("trivet_trainer_other_value", {"name": "own_000"}) == 0.0
+    assert registry.get_sample_value("trivet_trainer_other_metric", {"name": "own_000"}) == 0.0
     series = [
-        sample for family in registry.collect() for sample in family.samples if family.name.endswith("other_value")
+        sample for family in registry.collect() for sample in family.samples if family.name.endswith("other_metric")
     ]
-    assert len(series) == OTHER_VALUES_KEPT
+    assert len(series) == OTHERS_KEPT
     assert DROPPED._value.get() - before == 3
 
 

@@ -51,7 +51,7 @@ def test_shares_of_reordered_micro_batches_add_up_to_the_step(divided, chosen):
 @given(steps(), objectives())
 def test_quantiles_are_in_order_and_between_the_extremes(inputs, chosen):
     metrics = compute_loss(inputs, chosen).metrics.values()
-    for ratio in ("ratio", "importance_ratio"):
+    for ratio in ("policy_ratio", "importance_ratio"):
         found = [metrics[f"{ratio}_{name}"] for name in ("min", *QUANTILES, "max")]
         assert found == sorted(found)
 
@@ -136,7 +136,7 @@ def test_equal_policies_have_ratio_one_and_no_kl(inputs, chosen):
     metrics = compute_loss(
         replace(inputs, logprobs=same.clone().requires_grad_(), old_logprobs=same, reference_logprobs=same), chosen
     ).metrics.values()
-    for ratio in ("ratio", "importance_ratio"):
+    for ratio in ("policy_ratio", "importance_ratio"):
         assert {metrics[name] for name in (ratio, f"{ratio}_min", f"{ratio}_max")} == {1}
         assert {metrics[f"{ratio}_{name}"] for name in QUANTILES} == {1}
     assert metrics["importance_weight"] == pytest.approx(metrics.get("importance_calibration", 1), rel=1e-12)

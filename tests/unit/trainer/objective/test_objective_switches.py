@@ -123,9 +123,9 @@ def test_metrics_say_what_happened():
     )
     metrics = values(inputs, objective(importance="token_truncate"))
     up, down, mismatch = torch.tensor([0.5, -1.0, 1.0], dtype=torch.float64).exp().tolist()
-    assert metrics["ratio"] == pytest.approx((up + down + 2) / 4)
-    assert (metrics["ratio_min"], metrics["ratio_max"]) == pytest.approx((down, up))
-    quantiles = {name: metrics[f"ratio_{name}"] for name in ("p1", "p50", "p99", "p999")}
+    assert metrics["policy_ratio"] == pytest.approx((up + down + 2) / 4)
+    assert (metrics["policy_ratio_min"], metrics["policy_ratio_max"]) == pytest.approx((down, up))
+    quantiles = {name: metrics[f"policy_ratio_{name}"] for name in ("p1", "p50", "p99", "p999")}
     assert quantiles == pytest.approx({"p1": down, "p50": 1, "p99": up, "p999": up}, rel=0.008)
     assert metrics["clip_fraction"] == 0.5
     assert metrics["masked_fraction"] == 0.5

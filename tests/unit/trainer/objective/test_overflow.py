@@ -99,8 +99,8 @@ def test_metrics_are_of_the_true_ratio():
     given = inputs([-1.0, -1.0], [-101.0, -1.0], [-151.0, -1.0], [-151.0, -1.0], [0, 1], [1.0, 1.0], [True, True])
     outputs = compute_loss(given, Objective(find_algorithm("grpo"), ImportanceCorrection("token_mask"), KlPenalty()))
     values = outputs.metrics.values()
-    assert values["ratio_max"] == pytest.approx(math.exp(100))
-    assert values["ratio"] == pytest.approx((math.exp(100) + 1) / 2)
+    assert values["policy_ratio_max"] == pytest.approx(math.exp(100))
+    assert values["policy_ratio"] == pytest.approx((math.exp(100) + 1) / 2)
     assert values["importance_ratio_max"] == pytest.approx(math.exp(50))
     assert values["clip_fraction"] == 0.5
     far = inputs([-151.0, -1.0], [-1.0, -1.0], [-1.0, -1.0], [-1.0, -1.0], [0, 1], [1.0, 1.0], [True, True])

@@ -61,7 +61,7 @@ def test_an_evaluation_and_a_checkpoint_show():
     observe_evaluation({"greedy_accuracy": 0.5, "sampled_accuracy": 0.25, "failures": 1.0})
     assert value("evaluation_accuracy_ratio", decoding="greedy") == 0.5
     assert value("evaluation_accuracy_ratio", decoding="sampled") == 0.25
-    assert value("evaluation_failed_groups") == 1
+    assert value("evaluation_failures") == 1
     observe_checkpoint(trainer_pb2.Checkpoint(step=20, saved_at=1_700_000_000.0, size=4096))
     assert value("step") == 20
     assert value("checkpoint_step") == 20

@@ -212,7 +212,7 @@ def test_pairs_of_answers_alike(budget):
     before = state(engine)
     values = updater.train(samples())
     assert updater.skipped == [Skipped("forward", (BAD,))]
-    assert (values["step_applied"], values["pairs"]) == (0, 2)
+    assert (values["step_applied"], values["preference_pairs"]) == (0, 2)
     assert unchanged(before, engine)
     engine.on = False
     assert updater.train(samples())["step_applied"] == 1

@@ -172,9 +172,9 @@ def test_the_old_policy_is_measured_once_whatever_the_epochs() -> None:
     values = found.train(scored_samples(policy, [(4, 5), (2, 3), (6, 2), (1, 7)]))
     # Two mini-batches before the first step, and each of the six steps as it begins.
     assert (engine.measurements, engine.forwards, engine.steps_applied) == (2 + 6, 6, 6)
-    assert values["first_ratio_max"] == pytest.approx(1, abs=1e-5)
-    assert values["ratio_min"] < 0.99
-    assert values["ratio_max"] > 1.01
+    assert values["first_policy_ratio_max"] == pytest.approx(1, abs=1e-5)
+    assert values["policy_ratio_min"] < 0.99
+    assert values["policy_ratio_max"] > 1.01
 
 
 def test_the_off_policy_mask_goes_by_what_the_value_head_thinks() -> None:
@@ -187,7 +187,7 @@ def test_the_off_policy_mask_goes_by_what_the_value_head_thinks() -> None:
     )
     for rewards, masked in [((5.0, -5.0), 0.5), ((-5.0, -5.0), 1.0), ((5.0, 5.0), 0.0)]:
         scored = [replace(sample, reward=reward) for sample, reward in zip(samples, rewards, strict=True)]
-        assert Updater(config, PlainEngine(policy), None).train(scored)["masked_sequence_ratio"] == masked
+        assert Updater(config, PlainEngine(policy), None).train(scored)["masked_fraction"] == masked
 
 
 @pytest.mark.parametrize("candidates", [None, 9], ids=["whole vocabulary", "candidates"])

@@ -96,7 +96,7 @@ def test_the_gradient_is_that_of_the_pairs_written_out(budget, forwards, candida
     loss = plain_loss(policy, reference._policy, samples)
     loss.backward()
     assert values["loss"] == pytest.approx(loss.item(), rel=1e-6)
-    assert values["pairs"] == 2
+    assert values["preference_pairs"] == 2
     assert engine.forwards == forwards
     for name, parameter in policy.named_parameters():
         if parameter.grad is not None:
@@ -126,14 +126,14 @@ def test_routing_and_candidates_reach_policy_and_reference_alike():
     assert values["preference_margin"] == 0
     assert values["preference_accuracy"] == 0.5
     assert 0 < values["routing_agreement"] < 1
-    assert values["candidates_mean"] > 1
+    assert values["candidate_set_size"] > 1
 
 
 def test_groups_without_variance_give_no_step():
     engine = PlainEngine(make_policy())
     samples = [replace(sample, reward=1.0) for sample in scored_samples()]
     values = PreferenceUpdater(configuration(), engine, other_reference(engine.policy)).train(samples)
-    assert (values["pairs"], values["step_applied"], engine.forwards) == (0, 0, 0)
+    assert (values["preference_pairs"], values["step_applied"], engine.forwards) == (0, 0, 0)
 
 
 def test_epochs_and_minibatches_each_take_a_step():
