@@ -149,7 +149,7 @@ def scored_group(
     )
     issued = sample_pb2.Prompt(
         group_id=group_id,
-        issue=4567,
+        request=4567,
         prompt_id="row-4567",
         purpose=sample_pb2.PURPOSE_TRAIN,
         token_ids=prompt.tolist(),

@@ -14,7 +14,7 @@ def check_group(group: sample_pb2.Group) -> None:
     """Raises InvalidData that names the field, its value and what was expected."""
     prompt = group.prompt
     if not prompt.group_id:
-        raise InvalidData("group_id_missing", "group.prompt.group_id is empty, expected the id of the issue")
+        raise InvalidData("group_id_missing", "group.prompt.group_id is empty, expected the id of the request")
     where = f"group {prompt.group_id}"
     if not group.samples:
         raise InvalidData("group_empty", f"{where}: samples is empty, expected {prompt.group_size or 'at least 1'}")

@@ -197,7 +197,7 @@ def _arrival_check(engine: TrainEngine, deaths: Deaths) -> Callable[[Arrival], N
     """An arrival is checked by the code that later trains on it."""
 
     def check(arrival: Arrival) -> None:
-        deaths.check(arrival.issue)
+        deaths.check(arrival.request)
         nothing = [0.0] * len(arrival.replays)
         training_samples(
             arrival.scored,

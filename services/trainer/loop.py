@@ -202,7 +202,7 @@ class TrainingLoop:
     def _under_way(self, order: step_pb2.StepOrder) -> AbstractContextManager[None]:
         if self._rank_zero is None or self._rank_zero.deaths is None:
             return nullcontext()
-        return self._rank_zero.deaths.step([scored.group.prompt.issue for scored in order.groups])
+        return self._rank_zero.deaths.step([scored.group.prompt.request for scored in order.groups])
 
     def _publish(self, *, durable: bool = False) -> None:
         self._check_lease()

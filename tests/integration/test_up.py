@@ -87,8 +87,8 @@ def test_ctrl_c_leaves_a_checkpoint_and_no_process_and_the_run_resumes(run, left
     assert leftovers.found() == []
     entries = RunLog(run / "runs" / "quickstart").steps()
     assert [entry["step"] for entry in entries] == list(range(1, STEPS + 1))
-    issues = [int(group.partition("-")[2]) for entry in entries for group in entry["groups"]]
-    assert sorted(issues) == list(range(4 * STEPS))
+    requests = [int(group.partition("-")[2]) for entry in entries for group in entry["groups"]]
+    assert sorted(requests) == list(range(4 * STEPS))
     finished = Checkpoints(run / "runs" / "quickstart" / "checkpoints", keep=3).latest()
     assert finished.state.step == STEPS
     assert (run / "runs" / "quickstart" / "plot.png").stat().st_size > 10_000

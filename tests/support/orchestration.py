@@ -48,7 +48,7 @@ class Play:
             scored = self.group(entry.message)
             change(scored)
             self.prompts.forward(entry.id, self.scored, scored)
-            answered.append(entry.message.issue)
+            answered.append(entry.message.request)
         return answered
 
 
@@ -68,7 +68,7 @@ def until_training(made: Orchestrator) -> step_pb2.StepOrder:
 
 
 def trained(order: step_pb2.StepOrder) -> list[int]:
-    return [scored.group.prompt.issue for scored in order.groups]
+    return [scored.group.prompt.request for scored in order.groups]
 
 
 def state(made: Orchestrator, step: int = 0) -> TrainerState:

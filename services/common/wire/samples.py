@@ -14,7 +14,7 @@ MIN_LOGPROB = -1e3
 
 
 def sample_id(prompt: sample_pb2.Prompt, index: int) -> str:
-    """Unique in the run, also across re-issues; the same again for a redelivery."""
+    """Unique in the run, also where the group is requested again; the same again for a redelivery."""
     return f"{prompt.group_id}/{prompt.attempt}/{index}"
 
 

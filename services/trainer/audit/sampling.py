@@ -55,9 +55,9 @@ def audit_prompts(config: Config, data: PromptData, samples: int) -> list[sample
     """As many groups of the training split as hold `samples` samples, under ids that no run uses."""
     issuer, audit = Issuer(config, data), uuid.uuid4().hex[:8]
     prompts = []
-    for issue in range(-(-samples // config.sampling.group_size)):
-        prompt = issuer.training_prompt(issue, attempt=0, min_version=0)
-        prompt.group_id = f"audit-{audit}-{issue}"
+    for request in range(-(-samples // config.sampling.group_size)):
+        prompt = issuer.training_prompt(request, attempt=0, min_version=0)
+        prompt.group_id = f"audit-{audit}-{request}"
         prompts.append(prompt)
     return prompts
 

@@ -26,7 +26,7 @@ class TrainSample:
     advantage: float
     temperature: float = 1.0
     reward: float = 0.0
-    # Of the samples that answer the same issue of a prompt.
+    # Of the samples that answer the same request.
     group_id: str = ""
     # Cut off at max_tokens.
     truncated: bool = False

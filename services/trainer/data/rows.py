@@ -16,14 +16,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class RowSet(Generic[Row_co]):
-    """Rows in an order that the seed alone decides: issue i is always the same row, so a cursor is the whole state."""
+    """Rows in an order that the seed alone decides: request i is always the same row, so a cursor is the whole state."""
 
     rows: Sequence[Row_co]
     seed: int
     shuffle: bool
 
-    def __getitem__(self, issue: int) -> Row_co:
-        epoch, position = divmod(issue, len(self.rows))
+    def __getitem__(self, request: int) -> Row_co:
+        epoch, position = divmod(request, len(self.rows))
         return self.rows[row_order(self.seed, epoch, len(self.rows))[position]] if self.shuffle else self.rows[position]
 
     def __len__(self) -> int:

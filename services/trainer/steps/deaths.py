@@ -19,34 +19,34 @@ log = get_logger(__name__)
 
 
 class Deaths:
-    """Of rank 0. Groups are named by their issue, which stands for the same prompt after every restart."""
+    """Of rank 0. Groups are named by their request, which stands for the same prompt after every restart."""
 
     def __init__(self, path: Path, limit: int) -> None:
         """The file at `path` holds the counts and the step under way: one that was not finished counts now."""
         self._path, self._limit = path, limit
         self._counts, unfinished = _read(path)
         if unfinished:
-            log.warning("the trainer ended in the middle of a step", issues=unfinished)
-            self._counts |= {issue: self._counts.get(issue, 0) + 1 for issue in unfinished}
+            log.warning("the trainer ended in the middle of a step", requests=unfinished)
+            self._counts |= {request: self._counts.get(request, 0) + 1 for request in unfinished}
             self._write([])
 
-    def check(self, issue: int) -> None:
+    def check(self, request: int) -> None:
         """Raises InvalidData ("trainer_ended") where the trainer has ended in the group's steps too often."""
-        count = self._counts.get(issue, 0)
+        count = self._counts.get(request, 0)
         if count >= self._limit:
             raise InvalidData(
                 TRAINER_ENDED,
-                f"the trainer ended {count} times in the middle of a step with issue {issue}, fewer than "
+                f"the trainer ended {count} times in the middle of a step with request {request}, fewer than "
                 f"{self._limit} expected (redis.max_deliveries)",
             )
 
     @contextmanager
-    def step(self, issues: Sequence[int]) -> Iterator[None]:
+    def step(self, requests: Sequence[int]) -> Iterator[None]:
         """Around a training step of these groups."""
-        self._write(issues)
+        self._write(requests)
         yield
-        for issue in issues:
-            self._counts.pop(issue, None)
+        for request in requests:
+            self._counts.pop(request, None)
         self._write([])
 
     def _write(self, under_way: Sequence[int]) -> None:
@@ -60,7 +60,7 @@ class Deaths:
 def _read(path: Path) -> tuple[dict[int, int], list[int]]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        return {int(issue): int(count) for issue, count in content["deaths"].items()}, list(map(int, content["step"]))
+        return {int(request): int(count) for request, count in content["deaths"].items()}, list(map(int, content["step"]))
     except FileNotFoundError:
         pass
     except (AttributeError, KeyError, TypeError, ValueError) as error:

@@ -44,8 +44,8 @@ class Arrival:
     replays: tuple[bytes, ...]
 
     @property
-    def issue(self) -> int:
-        return self.scored.group.prompt.issue
+    def request(self) -> int:
+        return self.scored.group.prompt.request
 
     @property
     def oldest_version(self) -> int:
@@ -75,14 +75,14 @@ class Intake:
         *,
         verifier: Verifier,
         check: Callable[[Arrival], None],
-        issue_of: Callable[[str], int | None],
+        request_of: Callable[[str], int | None],
         reissue: Callable[[int], None],
         max_lost: int,
         max_filtered: int = 0,
     ) -> None:
         """Up to `max_filtered` groups whose rewards are all the same are replaced before each step."""
         self._stream, self._dead_letters, self._blobs, self._ledger = stream, dead_letters, blobs, ledger
-        self._verifier, self._check, self._issue_of = verifier, check, issue_of
+        self._verifier, self._check, self._request_of = verifier, check, request_of
         self._reissue, self._max_lost = reissue, max_lost
         self._max_filtered, self._filtered = max_filtered, 0
         self._lost_in_a_row = 0
@@ -129,7 +129,7 @@ class Intake:
         """The `count` oldest, by version and then by arrival; they count as trained from here on."""
         self._ready.sort(key=lambda arrival: arrival.oldest_version)
         taken, self._ready = self._ready[:count], self._ready[count:]
-        self._ledger.train([arrival.issue for arrival in taken])
+        self._ledger.train([arrival.request for arrival in taken])
         self._trained += [Trained(arrival.entry_id, tuple(_blobs(arrival.scored))) for arrival in taken]
         self._filtered = 0
         return taken
@@ -138,12 +138,12 @@ class Intake:
         """Has groups that became too stale while they waited for their step sampled again."""
         for arrival in [arrival for arrival in self._ready if too_stale(arrival)]:
             counters.GROUPS_REISSUED.labels(TOO_STALE).inc()
-            self.release([arrival.issue])
-            self._reissue(arrival.issue)
+            self.release([arrival.request])
+            self._reissue(arrival.request)
 
-    def release(self, issues: Collection[int]) -> None:
+    def release(self, requests: Collection[int]) -> None:
         """Lets go of those that are to be sampled again later."""
-        for arrival in [arrival for arrival in self._ready if arrival.issue in issues]:
+        for arrival in [arrival for arrival in self._ready if arrival.request in requests]:
             self._ready.remove(arrival)
             self._drop(arrival.entry_id, arrival.scored)
 
@@ -156,11 +156,11 @@ class Intake:
 
     def _is_over(self, group_id: str) -> bool:
         """Trained or lost; what is of another history is left to its own run."""
-        issue = self._issue_of(group_id)
-        return issue is not None and issue < self._ledger.cursor and not self._ledger.is_outstanding(issue)
+        request = self._request_of(group_id)
+        return request is not None and request < self._ledger.cursor and not self._ledger.is_outstanding(request)
 
-    def held_issues(self) -> set[int]:
-        return {arrival.issue for arrival in self._ready}
+    def held_requests(self) -> set[int]:
+        return {arrival.request for arrival in self._ready}
 
     def read_dead_letters(self) -> None:
         letters = self._dead_letters.read()
@@ -172,17 +172,17 @@ class Intake:
     def _accept(self, entry: Entry[sample_pb2.ScoredGroup]) -> None:
         prompt = entry.message.group.prompt
         # What a group is goes by its id, which is compared with what was issued, and not by what else it says.
-        issue = self._issue_of(prompt.group_id)
-        if issue is None and prompt.purpose == sample_pb2.PURPOSE_EVALUATION:
+        request = self._request_of(prompt.group_id)
+        if request is None and prompt.purpose == sample_pb2.PURPOSE_EVALUATION:
             self._accept_evaluation(entry)
-        elif issue is None:
+        elif request is None:
             counters.GROUPS_STALE.inc()
             self._drop(entry.id, entry.message)
-        elif not self._ledger.is_outstanding(issue) or issue in self.held_issues():
+        elif not self._ledger.is_outstanding(request) or request in self.held_requests():
             counters.GROUPS_DUPLICATE.inc()
             self._drop(entry.id, entry.message)
         else:
-            self._accept_training(entry, issue)
+            self._accept_training(entry, request)
 
     def _accept_evaluation(self, entry: Entry[sample_pb2.ScoredGroup]) -> None:
         issued = self.evaluation.awaited(entry.message.group.prompt.group_id) if self.evaluation else None
@@ -200,43 +200,43 @@ class Intake:
                 self.evaluation.issue_again(issued.group_id)
         self._stream.ack([entry.id])
 
-    def _accept_training(self, entry: Entry[sample_pb2.ScoredGroup], issue: int) -> None:
+    def _accept_training(self, entry: Entry[sample_pb2.ScoredGroup], request: int) -> None:
         try:
             with entrys_fault():
-                self._verifier.check_training(entry.message, issue)
+                self._verifier.check_training(entry.message, request)
             arrival = Arrival(entry.id, entry.message, self._fetch(entry.message))
             with entrys_fault():
                 self._check(arrival)
         except InvalidData as error:
             log.warning("group refused", group=entry.message.group.prompt.group_id, code=error.code, reason=str(error))
-            tried = self._ledger.outstanding[issue] >= MAX_REISSUES
-            if self._sampled_again(issue, error.code, error.code in REISSUED_CODES and not tried):
+            tried = self._ledger.outstanding[request] >= MAX_REISSUES
+            if self._sampled_again(request, error.code, error.code in REISSUED_CODES and not tried):
                 self._drop(entry.id, entry.message)
             else:
                 self._stream.dead_letter(entry, error)
             return
         self._lost_in_a_row = 0
         if self._filtered < self._max_filtered and not has_variance(entry.message):
-            self._filter(entry, issue)
+            self._filter(entry, request)
         else:
             self._ready.append(arrival)
 
-    def _sampled_again(self, issue: int, code: str, may_be: bool = False) -> bool:
+    def _sampled_again(self, request: int, code: str, may_be: bool = False) -> bool:
         """Issued again once if it was under way before the start, else where it `may_be`."""
-        if code in FATAL_CODES or (issue not in self._inherited and not may_be):
+        if code in FATAL_CODES or (request not in self._inherited and not may_be):
             return False
-        self._inherited.discard(issue)
+        self._inherited.discard(request)
         counters.GROUPS_REISSUED.labels(code).inc()
-        self._reissue(issue)
+        self._reissue(request)
         return True
 
     def _fetch(self, scored: sample_pb2.ScoredGroup) -> tuple[bytes, ...]:
         return tuple(self._blobs.get(blob) for blob in _blobs(scored))
 
-    def _filter(self, entry: Entry[sample_pb2.ScoredGroup], issue: int) -> None:
+    def _filter(self, entry: Entry[sample_pb2.ScoredGroup], request: int) -> None:
         """Dynamic sampling: a group without variance teaches nothing, and a fresh prompt replaces it."""
         self._filtered += 1
-        self._ledger.lose(issue)
+        self._ledger.lose(request)
         counters.GROUPS_FILTERED.inc()
         self._drop(entry.id, entry.message)
 
@@ -248,12 +248,12 @@ class Intake:
 
     def _give_up(self, letter: sample_pb2.DeadLetter) -> None:
         log.warning("dead letter", stream=letter.stream, group=letter.group_id, code=letter.code, reason=letter.reason)
-        issue = self._issue_of(letter.group_id)
-        if issue is not None and self._ledger.is_outstanding(issue) and issue not in self.held_issues():
-            if self._sampled_again(issue, letter.code):
+        request = self._request_of(letter.group_id)
+        if request is not None and self._ledger.is_outstanding(request) and request not in self.held_requests():
+            if self._sampled_again(request, letter.code):
                 return
             counters.GROUPS_LOST.labels(letter.code).inc()
-            self._ledger.lose(issue)
+            self._ledger.lose(request)
             # A whole step of groups, of which one at most is to blame, says nothing about the others to come.
             self._lost_in_a_row += letter.code != TRAINER_ENDED
             if self._lost_in_a_row > self._max_lost:
@@ -262,7 +262,7 @@ class Intake:
                     f"{self._lost_in_a_row} groups in a row were given up, at most {self._max_lost} allowed "
                     f"(trainer.max_lost_groups); the last one because {letter.code}: {letter.reason}",
                 )
-        elif issue is None and self.evaluation is not None:
+        elif request is None and self.evaluation is not None:
             self.evaluation.fail(letter.group_id, letter.code, letter.reason)
 
 

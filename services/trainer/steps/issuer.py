@@ -11,7 +11,7 @@ _ISSUE = re.compile(r"0|[1-9][0-9]{0,19}")
 
 
 class Issuer:
-    """Turns data rows into prompts: the same issue always gives the same prompt.
+    """Turns data rows into prompts: the same request always gives the same prompt.
 
     Group ids begin with the history's own id, so that what an earlier history of the run's name left in Redis is not
     taken for its own. A history begins without a checkpoint and lives on in its checkpoints.
@@ -22,19 +22,19 @@ class Issuer:
         self.history = uuid.uuid4().hex[:8]
         self._lineage = sample_pb2.Lineage(data=data.version, code=code_version(), config=config_version(config))
 
-    def group_id(self, issue: int) -> str:
-        return f"{self.history}-{issue}"
+    def group_id(self, request: int) -> str:
+        return f"{self.history}-{request}"
 
-    def issue_of(self, group_id: str) -> int | None:
-        """The issue that a training group's id names; None for an evaluation or another history."""
+    def request_of(self, group_id: str) -> int | None:
+        """The request that a training group's id names; None for an evaluation or another history."""
         history, _, number = group_id.partition("-")
-        # As group_id writes it, and no longer than an issue (uint64) can be.
+        # As group_id writes it, and no longer than a request (uint64) can be.
         return int(number) if history == self.history and _ISSUE.fullmatch(number) else None
 
-    def training_prompt(self, issue: int, attempt: int, min_version: int) -> sample_pb2.Prompt:
+    def training_prompt(self, request: int, attempt: int, min_version: int) -> sample_pb2.Prompt:
         sampling = self._config.sampling
-        prompt = self._prompt(self._data.train[issue], sampling.temperature, min_version)
-        prompt.group_id, prompt.issue, prompt.attempt = self.group_id(issue), issue, attempt
+        prompt = self._prompt(self._data.train[request], sampling.temperature, min_version)
+        prompt.group_id, prompt.request, prompt.attempt = self.group_id(request), request, attempt
         prompt.purpose, prompt.group_size = sample_pb2.PURPOSE_TRAIN, sampling.group_size
         return prompt
 
@@ -48,7 +48,7 @@ class Issuer:
         for kind, temperature, size in kinds:
             for index, row in enumerate(rows[: config.prompts]):
                 prompt = self._prompt(row, temperature, min_version)
-                prompt.group_id, prompt.issue = f"{evaluation_id}-{kind}-{index}", index
+                prompt.group_id, prompt.request = f"{evaluation_id}-{kind}-{index}", index
                 prompt.purpose, prompt.evaluation_id = sample_pb2.PURPOSE_EVALUATION, evaluation_id
                 prompt.group_size = size
                 prompts.append(prompt)

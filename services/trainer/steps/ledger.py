@@ -9,7 +9,7 @@ from services.common.errors import InvalidData
 
 @dataclass
 class Ledger:
-    """Issues are numbered from 0. One that is neither outstanding, withheld nor lost has been trained, exactly once.
+    """Requests are numbered from 0. One that is neither outstanding, withheld nor lost has been trained, exactly once.
 
     At most (1 + max_staleness)·groups_per_step groups are outstanding: with B groups a step at version v, that makes
     (v + 1 + max_staleness)·B issued. What is outstanding is counted, not steps, so both may change between two starts.
@@ -17,9 +17,9 @@ class Ledger:
 
     groups_per_step: int
     max_staleness: int
-    # The next issue.
+    # The next request.
     cursor: int = 0
-    # Issue → attempt, for what was issued and not trained yet.
+    # Request → attempt, for what was issued and not trained yet.
     outstanding: dict[int, int] = field(default_factory=dict)
     # Likewise, for what was taken back untrained: issued again before anything new.
     withheld: dict[int, int] = field(default_factory=dict)
@@ -33,17 +33,17 @@ class Ledger:
         """How many groups may be issued now: by the staleness bound, and by what the rest of the run can train."""
         return max(0, self._limit(steps_left) - len(self.outstanding))
 
-    def next_issues(self, count: int) -> dict[int, int]:
+    def next_requests(self, count: int) -> dict[int, int]:
         """What `issue` would issue, with the attempt of each."""
-        again = {issue: self.withheld[issue] + 1 for issue in sorted(self.withheld)[:count]}
+        again = {request: self.withheld[request] + 1 for request in sorted(self.withheld)[:count]}
         return again | dict.fromkeys(range(self.cursor, self.cursor + count - len(again)), 0)
 
     def issue(self) -> int:
-        [(issue, attempt)] = self.next_issues(1).items()
-        self.outstanding[issue] = attempt
-        if self.withheld.pop(issue, None) is None:
+        [(request, attempt)] = self.next_requests(1).items()
+        self.outstanding[request] = attempt
+        if self.withheld.pop(request, None) is None:
             self.cursor += 1
-        return issue
+        return request
 
     def withhold(self, steps_left: int, sampled: Collection[int]) -> list[int]:
         """Takes back what is outstanding beyond the bound, as after a start with smaller steps, and returns it.
@@ -51,36 +51,36 @@ class Ledger:
         Trained in smaller steps it would grow too old. What is `sampled` already stays first, then what was issued
         first.
         """
-        ordered = sorted(self.outstanding, key=lambda issue: (issue not in sampled, issue))
+        ordered = sorted(self.outstanding, key=lambda request: (request not in sampled, request))
         surplus = ordered[self._limit(steps_left) :]
-        self.withheld |= {issue: self.outstanding.pop(issue) for issue in surplus}
+        self.withheld |= {request: self.outstanding.pop(request) for request in surplus}
         return surplus
 
-    def reissue(self, issue: int) -> int:
+    def reissue(self, request: int) -> int:
         """The attempt that replaces a lost one."""
-        self._expect_outstanding(issue)
-        self.outstanding[issue] += 1
-        return self.outstanding[issue]
+        self._expect_outstanding(request)
+        self.outstanding[request] += 1
+        return self.outstanding[request]
 
-    def is_outstanding(self, issue: int) -> bool:
-        return issue in self.outstanding
+    def is_outstanding(self, request: int) -> bool:
+        return request in self.outstanding
 
-    def train(self, issues: list[int]) -> None:
-        for issue in issues:
-            self._expect_outstanding(issue)
-            del self.outstanding[issue]
+    def train(self, requests: list[int]) -> None:
+        for request in requests:
+            self._expect_outstanding(request)
+            del self.outstanding[request]
 
-    def lose(self, issue: int) -> None:
+    def lose(self, request: int) -> None:
         """Given up for good; another prompt may take its place."""
-        self._expect_outstanding(issue)
-        del self.outstanding[issue]
-        self.lost.add(issue)
+        self._expect_outstanding(request)
+        del self.outstanding[request]
+        self.lost.add(request)
 
     def dump(self) -> dict[str, Any]:
         return {
             "cursor": self.cursor,
-            "outstanding": {str(issue): attempt for issue, attempt in sorted(self.outstanding.items())},
-            "withheld": {str(issue): attempt for issue, attempt in sorted(self.withheld.items())},
+            "outstanding": {str(request): attempt for request, attempt in sorted(self.outstanding.items())},
+            "withheld": {str(request): attempt for request, attempt in sorted(self.withheld.items())},
             "lost": sorted(self.lost),
         }
 
@@ -88,18 +88,18 @@ class Ledger:
         """Raises InvalidData for a state that cannot be one."""
         cursor = int(state["cursor"])
         outstanding, withheld = (
-            {int(issue): int(attempt) for issue, attempt in state.get(name, {}).items()}
+            {int(request): int(attempt) for request, attempt in state.get(name, {}).items()}
             for name in ("outstanding", "withheld")
         )
-        lost = {int(issue) for issue in state["lost"]}
+        lost = {int(request) for request in state["lost"]}
         untrained = [*outstanding, *withheld, *lost]
-        if len(set(untrained)) < len(untrained) or any(not 0 <= issue < cursor for issue in untrained):
-            raise InvalidData("ledger_state", f"the ledger's issues do not fit its cursor ({cursor})")
+        if len(set(untrained)) < len(untrained) or any(not 0 <= request < cursor for request in untrained):
+            raise InvalidData("ledger_state", f"the ledger's requests do not fit its cursor ({cursor})")
         self.cursor, self.outstanding, self.withheld, self.lost = cursor, outstanding, withheld, lost
 
     def _limit(self, steps_left: int) -> int:
         return max(0, min(1 + self.max_staleness, steps_left)) * self.groups_per_step
 
-    def _expect_outstanding(self, issue: int) -> None:
-        if issue not in self.outstanding:
-            raise InvalidData("not_outstanding", f"issue {issue} is not outstanding (cursor {self.cursor})")
+    def _expect_outstanding(self, request: int) -> None:
+        if request not in self.outstanding:
+            raise InvalidData("not_outstanding", f"request {request} is not outstanding (cursor {self.cursor})")

@@ -78,7 +78,7 @@ class Orchestrator:
             self.ledger,
             verifier=self._verifier,
             check=self._check_arrival,
-            issue_of=self._issuer.issue_of,
+            request_of=self._issuer.request_of,
             reissue=self._reissue,
             max_lost=config.trainer.max_lost_groups,
             max_filtered=self.filtered_rounds * config.trainer.groups_per_step,
@@ -107,7 +107,7 @@ class Orchestrator:
         self.ledger.restore(state.ledger)
         self._verifier.restore(state.ledger.get("sampling", []))
         self.outages.poll(self.intake.recover)
-        withheld = self.ledger.withhold(self._steps_left, self.intake.held_issues())
+        withheld = self.ledger.withhold(self._steps_left, self.intake.held_requests())
         if withheld:
             log.warning("more groups are outstanding than the staleness bound allows: put back", groups=len(withheld))
         counters.GROUPS_REISSUED.labels("withheld").inc(len(withheld))
@@ -119,15 +119,15 @@ class Orchestrator:
         self.outages.poll(self._issue)
 
     def _issue(self) -> None:
-        issues = self.ledger.next_issues(self.ledger.room(self._steps_left))
+        requests = self.ledger.next_requests(self.ledger.room(self._steps_left))
         # First of all into the stream: what it does not take was not issued.
         self._prompts.add_all(
-            [self._issuer.training_prompt(issue, attempt, self.step) for issue, attempt in issues.items()]
+            [self._issuer.training_prompt(request, attempt, self.step) for request, attempt in requests.items()]
         )
-        for _ in issues:
+        for _ in requests:
             self.ledger.issue()
-        self._issued_at |= dict.fromkeys(issues, self.step)
-        counters.GROUPS_ISSUED.inc(len(issues))
+        self._issued_at |= dict.fromkeys(requests, self.step)
+        counters.GROUPS_ISSUED.inc(len(requests))
         self._show()
 
     def next_order(self) -> step_pb2.StepOrder:
@@ -198,13 +198,13 @@ class Orchestrator:
 
     def reconcile(self) -> None:
         """Issues again every outstanding group that no stream, buffer or dead letter holds."""
-        alive = {self._issuer.issue_of(prompt.group_id): prompt.min_version for prompt in self._under_way()}
+        alive = {self._issuer.request_of(prompt.group_id): prompt.min_version for prompt in self._under_way()}
         self.intake.read_dead_letters()
-        self._issued_at = {issue: alive[issue] for issue in self.ledger.outstanding if issue in alive}
-        for issue in sorted(self.ledger.outstanding.keys() - alive.keys() - self.intake.held_issues()):
-            log.warning("outstanding group is nowhere, issued again", issue=issue)
+        self._issued_at = {request: alive[request] for request in self.ledger.outstanding if request in alive}
+        for request in sorted(self.ledger.outstanding.keys() - alive.keys() - self.intake.held_requests()):
+            log.warning("outstanding group is nowhere, issued again", request=request)
             counters.GROUPS_REISSUED.labels("vanished").inc()
-            self._reissue(issue)
+            self._reissue(request)
 
     def _reconcile_evaluation(self, evaluation: Evaluation) -> None:
         alive = {prompt.group_id for prompt in self._under_way()}
@@ -246,8 +246,8 @@ class Orchestrator:
         if self._silence > self.config.trainer.batch_timeout_seconds / 2:
             return False
         last = self.step - self.config.trainer.max_staleness
-        under_way = self.ledger.outstanding.keys() - self.intake.held_issues()
-        return any(self._issued_at.get(issue, self.step) <= last for issue in under_way)
+        under_way = self.ledger.outstanding.keys() - self.intake.held_requests()
+        return any(self._issued_at.get(request, self.step) <= last for request in under_way)
 
     def _repairs(self) -> bool:
         """Whether the newest version is to be published again: a rollout found its files damaged."""
@@ -288,10 +288,10 @@ class Orchestrator:
             self.reconcile()
         self._show()
 
-    def _reissue(self, issue: int) -> None:
-        self._prompts.add(self._issuer.training_prompt(issue, self.ledger.outstanding[issue] + 1, self.step))
-        self.ledger.reissue(issue)
-        self._issued_at[issue] = self.step
+    def _reissue(self, request: int) -> None:
+        self._prompts.add(self._issuer.training_prompt(request, self.ledger.outstanding[request] + 1, self.step))
+        self.ledger.reissue(request)
+        self._issued_at[request] = self.step
 
     def _show(self) -> None:
         self.status.groups_issued = self.ledger.cursor

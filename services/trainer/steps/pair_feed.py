@@ -60,9 +60,9 @@ class PairFeed:
             self.controls.stop.wait(POLL_SECONDS)
             return step_pb2.StepOrder(action=step_pb2.STEP_ACTION_WAIT)
         self.status.state = trainer_pb2.TRAINER_STATE_TRAINING
-        issues = self._next_issues()
+        requests = self._next_requests()
         self._show()
-        return self._order([(f"{self.history}-{issue}", issue, self.data.train[issue]) for issue in issues])
+        return self._order([(f"{self.history}-{request}", request, self.data.train[request]) for request in requests])
 
     def evaluate(self) -> dict[str, float] | None:
         return None
@@ -78,30 +78,30 @@ class PairFeed:
     def commit(self) -> None:
         """Nothing waits for a checkpoint: the file stays where it is."""
 
-    def _next_issues(self) -> list[int]:
+    def _next_requests(self) -> list[int]:
         """Without those in whose steps the trainer ended too often."""
-        issues: list[int] = []
-        while len(issues) < self.config.trainer.groups_per_step:
-            issue, self._cursor = self._cursor, self._cursor + 1
+        requests: list[int] = []
+        while len(requests) < self.config.trainer.groups_per_step:
+            request, self._cursor = self._cursor, self._cursor + 1
             try:
                 if self.deaths is not None:
-                    self.deaths.check(issue)
-                issues.append(issue)
+                    self.deaths.check(request)
+                requests.append(request)
             except InvalidData as error:
-                log.warning("pair left out", pair=self.data.train[issue].pair_id, code=error.code, reason=str(error))
+                log.warning("pair left out", pair=self.data.train[request].pair_id, code=error.code, reason=str(error))
                 counters.GROUPS_LOST.labels(error.code).inc()
-        return issues
+        return requests
 
     def _order(self, rows: list[tuple[str, int, PairRow]]) -> step_pb2.StepOrder:
-        groups = [self._group(group_id, issue, row) for group_id, issue, row in rows]
+        groups = [self._group(group_id, request, row) for group_id, request, row in rows]
         return step_pb2.StepOrder(
             action=step_pb2.STEP_ACTION_TRAIN, groups=groups, replay=[b""] * sum(len(each.scores) for each in groups)
         )
 
-    def _group(self, group_id: str, issue: int, row: PairRow) -> sample_pb2.ScoredGroup:
+    def _group(self, group_id: str, request: int, row: PairRow) -> sample_pb2.ScoredGroup:
         prompt = sample_pb2.Prompt(
             group_id=group_id,
-            issue=issue,
+            request=request,
             prompt_id=row.pair_id,
             purpose=sample_pb2.PURPOSE_TRAIN,
             token_ids=row.prompt_token_ids,

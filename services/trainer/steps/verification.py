@@ -13,7 +13,7 @@ from services.trainer.steps.issuer import Issuer
 PROMPT_MISMATCH, SAMPLING_MISMATCH, VERSION_UNKNOWN = "prompt_mismatch", "sampling_mismatch", "version_unknown"
 VERSION_ABANDONED = "version_abandoned"
 # Of a prompt, what one that comes back has in common with the one that was issued.
-ISSUED_FIELDS = ("group_id", "issue", "prompt_id", "purpose", "evaluation_id", "token_ids", "text", "metadata_json")
+ISSUED_FIELDS = ("group_id", "request", "prompt_id", "purpose", "evaluation_id", "token_ids", "text", "metadata_json")
 # Relative to the range: what the reward service allows its own sums.
 ROUNDING = 1e-9
 SHOWN_CHARACTERS = 80
@@ -51,10 +51,10 @@ class Verifier:
     def restore(self, state: list[list[Any]]) -> None:
         self._settings |= {SamplingSettings(*settings) for settings in state}
 
-    def check_training(self, scored: sample_pb2.ScoredGroup, issue: int) -> None:
+    def check_training(self, scored: sample_pb2.ScoredGroup, request: int) -> None:
         """Raises InvalidData that names the field, its value and what was expected."""
         prompt = scored.group.prompt
-        issued = self._issuer.training_prompt(issue, prompt.attempt, prompt.min_version)
+        issued = self._issuer.training_prompt(request, prompt.attempt, prompt.min_version)
         self._check(scored, issued, self._settings)
         newest = _newest_version(scored)
         if newest > self._newest_version():

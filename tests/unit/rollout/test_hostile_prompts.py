@@ -39,7 +39,7 @@ def test_a_damaged_prompt_is_sampled_or_refused(changes, length):
     st.builds(
         sample_pb2.Prompt,
         group_id=st.text(max_size=300),
-        issue=UINT64,
+        request=UINT64,
         purpose=st.integers(0, 9),
         token_ids=st.lists(st.integers(-(2**31), 2**31 - 1), max_size=20),
         group_size=UINT32,

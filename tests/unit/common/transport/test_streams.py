@@ -8,8 +8,8 @@ from services.common.transport.dead_letters import DeadLetters
 from services.common.transport.streams import RunStreams, Stream
 
 
-def prompt(issue: int) -> sample_pb2.Prompt:
-    return sample_pb2.Prompt(group_id=f"g-{issue}", issue=issue)
+def prompt(request: int) -> sample_pb2.Prompt:
+    return sample_pb2.Prompt(group_id=f"g-{request}", request=request)
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def test_entries_arrive_once_and_in_order(streams):
     producer, consumer = streams.prompts("producer"), streams.prompts("a")
     producer.add_all([prompt(0), prompt(1), prompt(2)])
     first, rest = consumer.read(1, 1.0), consumer.read(10, 1.0)
-    assert [entry.message.issue for entry in first + rest] == [0, 1, 2]
+    assert [entry.message.request for entry in first + rest] == [0, 1, 2]
     assert consumer.read(10, 0.01) == []
     consumer.ack(entry.id for entry in first)
     assert (consumer.depth(), consumer.pending()) == (2, 2)
@@ -37,7 +37,7 @@ def test_a_dead_consumers_entry_is_claimed_by_another(streams):
         assert time.monotonic() < deadline
         claimed = alive.read(1, 0.05)
     (entry,) = claimed
-    assert (entry.message.issue, entry.deliveries) == (7, 2)
+    assert (entry.message.request, entry.deliveries) == (7, 2)
 
 
 def test_a_touched_entry_is_not_claimed(streams):
@@ -67,7 +67,7 @@ def test_an_unparsable_entry_becomes_a_dead_letter_and_the_rest_arrives(streams,
     redis_client.xadd("run:prompts", {b"message": b"\xff\xff\xff"})
     redis_client.xadd("run:prompts", {b"other": b""})
     consumer.add(prompt(1))
-    assert [entry.message.issue for entry in consumer.read(10, 1.0)] == [1]
+    assert [entry.message.request for entry in consumer.read(10, 1.0)] == [1]
     assert [letter.code for letter in DeadLetters(redis_client, "run").read()] == ["entry_unparsable"] * 2
 
 
@@ -81,13 +81,13 @@ def test_forward_moves_the_entry_in_one_piece(streams):
 
 def test_recover_returns_what_was_read_and_never_acknowledged(streams):
     trainer = streams.scored("trainer")
-    for issue in range(5):
-        trainer.add(sample_pb2.ScoredGroup(group=sample_pb2.Group(prompt=prompt(issue))))
+    for request in range(5):
+        trainer.add(sample_pb2.ScoredGroup(group=sample_pb2.Group(prompt=prompt(request))))
     entries = trainer.read(3, 1.0)
     trainer.ack([entries[0].id])
     again = streams.scored("trainer")
-    assert [entry.message.group.prompt.issue for entry in again.recover()] == [1, 2]
-    assert [entry.message.group.prompt.issue for entry in again.read(5, 1.0)] == [3, 4]
+    assert [entry.message.group.prompt.request for entry in again.recover()] == [1, 2]
+    assert [entry.message.group.prompt.request for entry in again.read(5, 1.0)] == [3, 4]
 
 
 def test_a_lost_consumer_group_is_made_again(streams, redis_client):
@@ -120,7 +120,7 @@ def test_every_operation_outlives_a_lost_consumer_group(streams, redis_client):
     assert [letter.group_id for letter in DeadLetters(redis_client, "run").read()] == ["g-2"]
     assert consumer.read(1, 0.01) == []
     consumer.add(prompt(3))
-    assert [entry.message.issue for entry in consumer.read(1, 1.0)] == [3]
+    assert [entry.message.request for entry in consumer.read(1, 1.0)] == [3]
 
 
 def test_dead_letters_repeat_until_marked(streams, redis_client):
@@ -137,9 +137,9 @@ def test_dead_letters_repeat_until_marked(streams, redis_client):
 
 def test_scan_sees_read_and_unread_without_taking(streams):
     consumer = streams.prompts("a")
-    consumer.add_all([prompt(issue) for issue in range(300)])
+    consumer.add_all([prompt(request) for request in range(300)])
     consumer.read(10, 1.0)
-    assert [message.issue for message in consumer.scan()] == list(range(300))
+    assert [message.request for message in consumer.scan()] == list(range(300))
     assert len(consumer.read(300, 1.0)) == 290
 
 
@@ -165,14 +165,14 @@ def test_a_refused_connection_is_retried_then_raised(redis_config):
 def test_only_the_entry_in_hand_counts_a_delivery_when_the_trainer_dies(streams, redis_client):
     """redis.max_deliveries is 2: the third start gives it up, and what lay before and behind it comes every time."""
     first = streams.scored("trainer")
-    for issue in range(3):
-        first.add(sample_pb2.ScoredGroup(group=sample_pb2.Group(prompt=prompt(issue))))
+    for request in range(3):
+        first.add(sample_pb2.ScoredGroup(group=sample_pb2.Group(prompt=prompt(request))))
     first.read(3, 1.0)
     seen = []
     for _ in range(4):
         start = []
         for entry in streams.scored("trainer").recover():
-            start.append(entry.message.group.prompt.issue)
+            start.append(entry.message.group.prompt.request)
             if start[-1] == 1:
                 break  # dies
         seen.append(start)

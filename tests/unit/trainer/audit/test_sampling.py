@@ -39,7 +39,7 @@ class FakeRollout(rollout_pb2_grpc.RolloutServiceServicer):
         if self.failures:
             context.abort(self.failures.pop(0), "not now")
         self.seen.append(request.prompt)
-        return response(request.prompt, *self.weights[request.prompt.issue])
+        return response(request.prompt, *self.weights[request.prompt.request])
 
     def GetStatus(self, request, context):
         return rollout_pb2.RolloutServiceGetStatusResponse(rollout_id="fake", version=1, fingerprint="one")
@@ -70,9 +70,9 @@ def response(
     return rollout_pb2.GenerateResponse(group=group, replay=replays)
 
 
-def prompt(issue: int = 0) -> sample_pb2.Prompt:
+def prompt(request: int = 0) -> sample_pb2.Prompt:
     sampling = sample_pb2.SamplingParameters(temperature=1.0, top_k=20, top_p=0.9, max_tokens=8)
-    return sample_pb2.Prompt(group_id=f"audit-{issue}", issue=issue, token_ids=PROMPT, group_size=2, sampling=sampling)
+    return sample_pb2.Prompt(group_id=f"audit-{request}", request=request, token_ids=PROMPT, group_size=2, sampling=sampling)
 
 
 @pytest.fixture
@@ -94,17 +94,17 @@ def serve() -> Iterator:
 
 def test_groups_of_one_version_come_back_in_order(serve) -> None:
     rollout = FakeRollout([(1, "one")] * 12)
-    sampled = sample(serve(rollout), [prompt(issue) for issue in range(12)], 20)
+    sampled = sample(serve(rollout), [prompt(request) for request in range(12)], 20)
     assert (sampled.rollout_id, sampled.version, sampled.fingerprint) == ("fake", 1, "one")
-    assert [found.group.prompt.issue for found in sampled.responses] == list(range(12))
+    assert [found.group.prompt.request for found in sampled.responses] == list(range(12))
     assert sampled.left_out == 0
 
 
 def test_groups_of_other_versions_are_left_out_and_counted(serve) -> None:
     drawn = [(1, "one"), (2, "two"), (1, "one+two"), (2, "two"), (3, "three")]
-    sampled = sample(serve(FakeRollout(drawn)), [prompt(issue) for issue in range(5)], 20)
+    sampled = sample(serve(FakeRollout(drawn)), [prompt(request) for request in range(5)], 20)
     assert (sampled.version, sampled.fingerprint) == (2, "two")
-    assert [found.group.prompt.issue for found in sampled.responses] == [1, 3]
+    assert [found.group.prompt.request for found in sampled.responses] == [1, 3]
     assert sampled.left_out == 3
 
 

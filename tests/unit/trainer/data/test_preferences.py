@@ -45,9 +45,9 @@ def test_a_row_becomes_prompt_and_two_answers_that_end(tmp_path):
 
 def test_the_seed_alone_decides_the_order_and_what_is_held_out(tmp_path):
     once, again, other = load(tmp_path, ROWS), load(tmp_path, ROWS), load(tmp_path, ROWS, seed=2)
-    order = [once.train[issue].pair_id for issue in range(38)]
-    assert order == [again.train[issue].pair_id for issue in range(38)]
-    assert order != [other.train[issue].pair_id for issue in range(38)]
+    order = [once.train[request].pair_id for request in range(38)]
+    assert order == [again.train[request].pair_id for request in range(38)]
+    assert order != [other.train[request].pair_id for request in range(38)]
     assert once.version == again.version
     held_out = {row.text for row in once.validation.rows}
     assert not held_out & {row.text for row in once.train.rows}

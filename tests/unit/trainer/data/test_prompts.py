@@ -26,9 +26,9 @@ def load(seed=1, **settings):
 def test_the_cursor_alone_decides_the_row(source):
     once, again, other = load(train=source), load(train=source), load(train=source, seed=2)
     size = len(once.train)
-    order = [once.train[issue].prompt_id for issue in range(2 * size)]
-    assert order == [again.train[issue].prompt_id for issue in range(2 * size)]
-    assert order != [other.train[issue].prompt_id for issue in range(2 * size)]
+    order = [once.train[request].prompt_id for request in range(2 * size)]
+    assert order == [again.train[request].prompt_id for request in range(2 * size)]
+    assert order != [other.train[request].prompt_id for request in range(2 * size)]
     assert sorted(order[:size]) == sorted(order[size:])
     assert order[:size] != order[size:]
 

@@ -15,19 +15,19 @@ from services.trainer.steps.deaths import TRAINER_ENDED, Deaths
 from tests.support.orchestration import GROUPS, orchestrator, state, trained, until_training
 
 
-def die_in_a_step(path, limit, issues):
+def die_in_a_step(path, limit, requests):
     deaths = Deaths(path, limit)
-    with pytest.raises(KeyboardInterrupt), deaths.step(issues):
+    with pytest.raises(KeyboardInterrupt), deaths.step(requests):
         raise KeyboardInterrupt
 
 
-def refused(deaths, issues):
-    return [issue for issue in issues if is_refused(deaths, issue)]
+def refused(deaths, requests):
+    return [request for request in requests if is_refused(deaths, request)]
 
 
-def is_refused(deaths, issue):
+def is_refused(deaths, request):
     try:
-        deaths.check(issue)
+        deaths.check(request)
     except InvalidData as error:
         return error.code == TRAINER_ENDED
     return False
@@ -79,7 +79,7 @@ def test_its_groups_are_dead_lettered_and_lost_and_the_run_goes_on(config, redis
     before = lost._value.get()
     for limit in (2, 2, 2):
         deaths = Deaths(path, limit)
-        made = orchestrator(config, redis_client, check=lambda arrival, deaths=deaths: deaths.check(arrival.issue))
+        made = orchestrator(config, redis_client, check=lambda arrival, deaths=deaths: deaths.check(arrival.request))
         made.restore(saved)
         order = until_training(made)
         if trained(order) != dying:

@@ -30,7 +30,7 @@ def replay_of(sample_id):
 def scored_group():
     prompt = sample_pb2.Prompt(
         group_id="h-3",
-        issue=3,
+        request=3,
         purpose=sample_pb2.PURPOSE_TRAIN,
         token_ids=PROMPT,
         group_size=SIZE,

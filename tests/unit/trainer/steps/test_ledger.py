@@ -9,9 +9,9 @@ from services.trainer.steps.ledger import Ledger
 def test_room_is_the_staleness_bound():
     synchronous, ahead = Ledger(4, 0), Ledger(4, 2)
     assert (synchronous.room(9), ahead.room(9)) == (4, 12)
-    issues = [synchronous.issue() for _ in range(4)]
+    requests = [synchronous.issue() for _ in range(4)]
     assert synchronous.room(9) == 0
-    synchronous.train(issues)
+    synchronous.train(requests)
     assert synchronous.room(8) == 4
 
 
@@ -60,7 +60,7 @@ def test_nothing_is_trained_twice():
     ledger = Ledger(2, 0)
     ledger.issue()
     ledger.train([0])
-    with pytest.raises(InvalidData, match="issue 0 is not outstanding"):
+    with pytest.raises(InvalidData, match="request 0 is not outstanding"):
         ledger.train([0])
     with pytest.raises(InvalidData):
         ledger.reissue(0)
@@ -80,12 +80,12 @@ def test_every_issue_is_in_exactly_one_place_and_survives_a_restart(actions, ran
         if action == "issue":
             ledger.issue()
         elif ledger.outstanding:
-            issue = random.choice(sorted(ledger.outstanding))
+            request = random.choice(sorted(ledger.outstanding))
             if action == "train":
-                ledger.train([issue])
-                trained.add(issue)
+                ledger.train([request])
+                trained.add(request)
             else:
-                getattr(ledger, action)(issue)
+                getattr(ledger, action)(request)
         back = Ledger(3, 1)
         back.restore(ledger.dump())
         assert back == ledger
@@ -119,17 +119,17 @@ def test_any_sequence_of_configurations_trains_on_within_its_staleness(configura
         ledger = Ledger(groups, staleness)
         ledger.restore(state)
         ledger.withhold(steps - step, sampled_under)
-        sampled_under = {issue: sampled_under[issue] for issue in ledger.outstanding}
+        sampled_under = {request: sampled_under[request] for request in ledger.outstanding}
         for _ in range(lasts):
             for _ in range(ledger.room(steps - step)):
                 sampled_under[ledger.issue()] = step
-            for issue, version in sampled_under.items():
+            for request, version in sampled_under.items():
                 if step - version > staleness:
-                    ledger.reissue(issue)
-                    sampled_under[issue] = step
+                    ledger.reissue(request)
+                    sampled_under[request] = step
             assert groups <= len(ledger.outstanding) <= (1 + staleness) * groups
             chosen = random.sample(sorted(sampled_under), groups)
-            assert all(step - sampled_under.pop(issue) <= staleness for issue in chosen)
+            assert all(step - sampled_under.pop(request) <= staleness for request in chosen)
             ledger.train(chosen)
             trained += chosen
             step += 1

@@ -51,7 +51,7 @@ def test_a_checkpoint_takes_the_blobs_that_a_dead_rollout_left_behind(config, re
     until_training(made)
     made.intake.commit()
     left = {key.decode().rpartition("/")[0] for key in redis_client.keys("run:blob:*")}
-    assert left == {f"run:blob:{made.history}-{issue}/0" for issue in made.ledger.outstanding}
+    assert left == {f"run:blob:{made.history}-{request}/0" for request in made.ledger.outstanding}
     assert len(left) == GROUPS
 
 
@@ -100,7 +100,7 @@ def test_what_is_nowhere_after_a_crash_is_issued_again_and_what_is_somewhere_is_
     again = orchestrator(config, redis_client)
     again.restore(state(made))
     (entry,) = play.read()
-    assert (entry.message.issue, entry.message.attempt) == (lost.message.issue, 1)
+    assert (entry.message.request, entry.message.attempt) == (lost.message.request, 1)
 
 
 def test_a_group_that_comes_twice_counts_once(config, redis_client, play):
@@ -139,7 +139,7 @@ def test_a_missing_blob_is_issued_again(config, redis_client, play):
     play.blobs.delete([Blob(groups[0].group.samples[1].sample_id, groups[0].group.samples[1].replay)])
     assert trained(until_training(made)) == [1, 2]
     (again,) = play.read()
-    assert (again.message.issue, again.message.attempt) == (0, 1)
+    assert (again.message.request, again.message.attempt) == (0, 1)
     play.scored.add(play.group(again.message))
     assert trained(until_training(made)) == [3, 0]
 
@@ -151,7 +151,7 @@ def test_a_corrupt_blob_is_issued_again(config, redis_client, play):
     play.answer(groups.append)
     redis_client.set(groups[0].group.samples[0].replay.key, b"rotten")
     assert trained(until_training(made)) == [1, 2]
-    assert [entry.message.issue for entry in play.read()] == [0]
+    assert [entry.message.request for entry in play.read()] == [0]
 
 
 def nan_logprob(scored):
@@ -182,7 +182,7 @@ def missing_sample(scored):
 def test_a_bad_group_is_dead_lettered_by_name_and_replaced(config, redis_client, play, change, code):
     made = orchestrator(config, redis_client)
     made.issue()
-    play.answer(lambda scored: change(scored) if scored.group.prompt.issue == 1 else None)
+    play.answer(lambda scored: change(scored) if scored.group.prompt.request == 1 else None)
     assert trained(until_training(made)) == [0, 2]
     (_, fields), *_ = redis_client.xrange("run:dead")
     letter = sample_pb2.DeadLetter.FromString(fields[b"message"])
@@ -195,7 +195,7 @@ def test_a_bad_group_is_dead_lettered_by_name_and_replaced(config, redis_client,
 
 def test_a_replay_that_the_model_refuses_is_dead_lettered(config, redis_client, play):
     def check(arrival):
-        if arrival.issue == 0:
+        if arrival.request == 0:
             raise InvalidData("routing_rows", "replay.routing has 1 rows, expected 2")
 
     made = orchestrator(config, redis_client, check)
@@ -383,12 +383,12 @@ def test_a_group_that_is_too_stale_is_sampled_again(config, redis_client, play):
         play.prompts.forward(entry.id, play.scored, scored)
     made.next_order()
     # Version 3 came too late, version 4 just in time; one step later it has grown too stale as well.
-    assert made.intake.held_issues() == {second.message.issue}
+    assert made.intake.held_requests() == {second.message.request}
     made.step = 6
     made.next_order()
-    assert made.intake.held_issues() == set()
+    assert made.intake.held_requests() == set()
     again = [prompt for prompt in play.prompts.scan() if prompt.attempt == 1]
-    assert [(prompt.issue, prompt.min_version) for prompt in again] == [(0, 5), (1, 6)]
+    assert [(prompt.request, prompt.min_version) for prompt in again] == [(0, 5), (1, 6)]
 
 
 def test_the_oldest_are_trained_first(config, redis_client, play):
@@ -419,7 +419,7 @@ def test_what_vanished_is_found_missing_while_waiting(config, redis_client, play
     made.issue()
     redis_client.delete("run:prompts")
     made.next_order()
-    assert sorted((entry.message.issue, entry.message.attempt) for entry in play.read()) == [(n, 1) for n in range(4)]
+    assert sorted((entry.message.request, entry.message.attempt) for entry in play.read()) == [(n, 1) for n in range(4)]
 
 
 def same_reward(scored):
@@ -472,7 +472,7 @@ class Died(BaseException):
 @pytest.mark.parametrize("error", [ValueError("maximum supported dimension is 64"), OverflowError("too large")])
 def test_whatever_a_check_raises_is_the_groups_fault(config, redis_client, play, error):
     def check(arrival):
-        if arrival.issue == 1:
+        if arrival.request == 1:
             raise error
 
     made = orchestrator(config, redis_client, check)
@@ -485,7 +485,7 @@ def test_whatever_a_check_raises_is_the_groups_fault(config, redis_client, play,
 
 def test_a_group_that_kills_the_trainer_is_given_up_and_the_others_are_not(config, redis_client, play):
     def check(arrival):
-        if arrival.issue == 1:
+        if arrival.request == 1:
             raise Died
 
     made = orchestrator(config, redis_client, check)
@@ -566,7 +566,7 @@ def test_a_group_that_hangs_does_not_hold_the_run_for_ever(config, redis_client,
     # It comes at last, too old by now, and is sampled again.
     play.scored.add(play.group(hanging.message))
     made.next_order()
-    assert (0, 1, 2) in [(each.issue, each.attempt, each.min_version) for each in play.prompts.scan()]
+    assert (0, 1, 2) in [(each.request, each.attempt, each.min_version) for each in play.prompts.scan()]
 
 
 @pytest.fixture
@@ -597,7 +597,7 @@ def test_a_full_redis_while_a_group_is_refused_loses_neither_the_group_nor_its_l
 ):
     made = orchestrator(config, redis_client)
     made.issue()
-    play.answer(lambda scored: nan_logprob(scored) if scored.group.prompt.issue == 0 else None)
+    play.answer(lambda scored: nan_logprob(scored) if scored.group.prompt.request == 0 else None)
     request.getfixturevalue("full_redis")
     assert made.next_order().action == step_pb2.STEP_ACTION_WAIT
     assert made.next_order().action == step_pb2.STEP_ACTION_WAIT
@@ -624,7 +624,7 @@ def test_a_blob_store_that_is_down_costs_no_group(config, redis_client, play, mo
     assert trained(until_training(made)) == [0, 1]
     assert trained(until_training(made)) == [2, 3]
     # Only fresh prompts have been issued meanwhile.
-    assert [(entry.message.issue, entry.message.attempt) for entry in play.read()] == [(4, 0), (5, 0)]
+    assert [(entry.message.request, entry.message.attempt) for entry in play.read()] == [(4, 0), (5, 0)]
     assert redis_client.xlen("run:dead") == 0
 
 
@@ -645,7 +645,7 @@ def test_a_blob_store_that_is_down_at_the_start_costs_no_group(config, redis_cli
     assert trained(until_training(again)) == [0, 1]
     assert trained(until_training(again)) == [2, 3]
     # Only fresh prompts have been issued meanwhile.
-    assert [(entry.message.issue, entry.message.attempt) for entry in play.read()] == [(4, 0), (5, 0)]
+    assert [(entry.message.request, entry.message.attempt) for entry in play.read()] == [(4, 0), (5, 0)]
 
 
 def test_a_lost_evaluation_group_is_issued_again(config, redis_client, play, monkeypatch):

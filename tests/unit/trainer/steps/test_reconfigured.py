@@ -110,7 +110,7 @@ def test_one_that_is_refused_again_is_lost(config, redis_client, play):
     again = orchestrator(config, redis_client)
     again.restore(state(made))
     for attempt in range(2):
-        entry = next(each for each in read_all(play) if (each.message.issue, each.message.attempt) == (0, attempt))
+        entry = next(each for each in read_all(play) if (each.message.request, each.message.attempt) == (0, attempt))
         play.prompts.dead_letter(entry, InvalidData("token_out_of_vocabulary", "token_ids holds 99"))
         again.next_order()
     assert again.ledger.lost == {0}

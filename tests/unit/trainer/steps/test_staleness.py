@@ -137,7 +137,7 @@ class World:
         for scored in order.groups:
             oldest = min(span.version for sample in scored.group.samples for span in sample.versions)
             assert step - oldest <= self.staleness, f"a sample of version {oldest} at step {step}"
-        self.trained[step] = [scored.group.prompt.issue for scored in order.groups]
+        self.trained[step] = [scored.group.prompt.request for scored in order.groups]
         self.trainer.step += 1
         self.publish()
         if self.chance.random() < 0.4:
@@ -149,7 +149,7 @@ class World:
         time.sleep(0.002)
         self.trainer = self.start()
         self.trainer.restore(self.saved)
-        self.trained = {step: issues for step, issues in self.trained.items() if step < self.trainer.step}
+        self.trained = {step: requests for step, requests in self.trained.items() if step < self.trainer.step}
         self.publish()
 
     def go_on(self, *, disasters):
@@ -175,7 +175,7 @@ def until_the_end(world, disasters):
         world.go_on(disasters=events < disasters)
         events += 1
         assert events < 20_000, "the run does not go on"
-    trained = [issue for step in sorted(world.trained) for issue in world.trained[step]]
+    trained = [request for step in sorted(world.trained) for request in world.trained[step]]
     assert len(trained) == STEPS * world.groups
     assert len(set(trained)) == len(trained)
 

@@ -90,7 +90,7 @@ def overlapping_versions(scored):
 def test_a_group_that_breaks_its_contract_is_dead_lettered(config, redis_client, play, change, code):
     made = orchestrator(config, redis_client)
     made.issue()
-    play.answer(lambda scored: change(scored) if scored.group.prompt.issue == 0 else None)
+    play.answer(lambda scored: change(scored) if scored.group.prompt.request == 0 else None)
     assert trained(until_training(made)) == [1, 2]
     assert [(letter.code, letter.group_id) for letter in letters(redis_client)] == [(code, f"{made.history}-0")]
     made.intake.commit()
@@ -120,7 +120,7 @@ def other_metadata(scored):
 
 
 def other_issue(scored):
-    scored.group.prompt.issue = 2
+    scored.group.prompt.request = 2
 
 
 def other_purpose(scored):
@@ -174,11 +174,11 @@ def test_what_was_not_issued_so_is_sampled_again_and_given_up_in_the_end(
     made = orchestrator(config, redis_client)
     made.issue()
     reissued = []
-    play.answer(lambda scored: change(scored) if scored.group.prompt.issue == 0 else None)
+    play.answer(lambda scored: change(scored) if scored.group.prompt.request == 0 else None)
     assert trained(until_training(made)) == [1, 2]
     for attempt in (1, 2, 3):
         (again,) = play.read()
-        reissued.append((again.message.issue, again.message.attempt))
+        reissued.append((again.message.request, again.message.attempt))
         scored = play.group(again.message)
         change(scored)
         play.prompts.forward(again.id, play.scored, scored)
@@ -191,7 +191,7 @@ def test_what_was_not_issued_so_is_sampled_again_and_given_up_in_the_end(
 def test_what_is_sampled_again_leaves_no_blobs(config, redis_client, play):
     made = orchestrator(config, redis_client)
     made.issue()
-    play.answer(lambda scored: other_tokens(scored) if scored.group.prompt.issue == 0 else None)
+    play.answer(lambda scored: other_tokens(scored) if scored.group.prompt.request == 0 else None)
     assert trained(until_training(made)) == [1, 2]
     assert redis_client.keys(f"run:blob:{made.history}-1/*")
     assert not redis_client.keys(f"run:blob:{made.history}-0/*")
@@ -260,7 +260,7 @@ def test_a_file_outside_the_stores_root_survives(config, redis_client, play, tmp
     play.answer(elsewhere)
     made = orchestrator(on_disk, redis_client)
     made.issue()
-    play.answer(lambda scored: elsewhere(scored) if scored.group.prompt.issue == 0 else None)
+    play.answer(lambda scored: elsewhere(scored) if scored.group.prompt.request == 0 else None)
     assert trained(until_training(made)) == [1, 2]
     made.intake.commit()
     assert outside.read_bytes() == b"replay"
