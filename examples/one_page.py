@@ -44,7 +44,7 @@ from services.trainer.batch.packing import PackedBatch, pack
 from services.trainer.batch.samples import TrainSample
 from services.trainer.model.policy import Policy, load_policy
 from services.trainer.objective.advantages import group_relative
-from services.trainer.objective.off_policy_mask import keep_sequences, sequence_divergence
+from services.trainer.objective.sequence_mask import keep_sequences, sequence_divergence
 from services.trainer.objective.segments import segment_mean
 
 GROUPS, GROUP_SIZE = 32, 8  # prompts per step, samples per prompt
@@ -53,7 +53,7 @@ SAMPLING = {"temperature": 1.0, "top_k": 20, "top_p": 0.99, "max_tokens": 16}
 GREEDY = {"temperature": 0.0, "top_p": 1.0, "max_tokens": 16}
 CLIP_LOW, CLIP_HIGH = 0.2, 0.28
 DIVERGENCE_THRESHOLD, MIN_KEEP_RATIO = 0.1, 0.5  # nats per token; share of a step's sequences
-KL_COEF, KL_RATIO_CLIP = 0.001, 5.0
+KL_COEF, KL_CLIP_RATIO = 0.001, 5.0
 LEARNING_RATE, WARMUP_STEPS, BETAS, MAX_GRAD_NORM = 4e-4, 5, (0.9, 0.95), 1.0
 
 Prompts = Sequence[Sequence[int]]  # token ids
@@ -134,7 +134,7 @@ def loss_and_gradients(policy: Policy, reference: Policy, samples: Sequence[Trai
     # UNBIASED KL: r · (exp(ref − lp) − (ref − lp) − 1). The tokens are the sampler's and not the policy's; the factor r
     # corrects for that in the value and, because gradient flows through it, in the gradient too.
     distance = reference_logprobs - logprobs
-    kl = ratio.clamp(max=KL_RATIO_CLIP) * (distance.expm1() - distance)
+    kl = ratio.clamp(max=KL_CLIP_RATIO) * (distance.expm1() - distance)
 
     # The mask takes only the policy term away: a masked sequence still counts, and is still held to the reference.
     loss = segment_mean(kept[sequences] * policy_term + KL_COEF * kl, sequences, len(samples)).mean()

@@ -55,9 +55,9 @@ def test_sampler_and_trainer_agree_and_the_mask_is_what_makes_them(config_file: 
     report = read_report(config_file.parent / "runs" / "quickstart" / "audit.json")
     assert report.samples == 128
     assert (report.model_type, report.dtype, report.weights_version) == ("qwen3_moe", "float32", 0)
-    assert report.configured == ("routing", "mask")
+    assert report.configured == ("routing", "candidates")
     assert not report.refused
-    both, no_mask = report.row("routing", "mask"), report.row("routing")
+    both, no_candidates = report.row("routing", "candidates"), report.row("routing")
     assert both.difference_max <= 1e-5
     assert both.ratio_mean == pytest.approx(1, abs=1e-5)
     assert both.agreement == (1.0, 1.0)
@@ -65,15 +65,15 @@ def test_sampler_and_trainer_agree_and_the_mask_is_what_makes_them(config_file: 
     assert facts.inside == facts.positions == report.tokens
     assert facts.summed_positions > 0
     assert facts.sum_error_max <= 1e-5
-    # The nucleus holds at least top_p, and the ratio without the mask is short by what it leaves out.
+    # The nucleus holds at least top_p, and the ratio without candidate sets is short by what it leaves out.
     assert 0.8 - 1e-5 <= facts.mass_min < facts.mass_mean < 0.97
-    for row in (no_mask, report.row()):
+    for row in (no_candidates, report.row()):
         assert row.ratio_mean == pytest.approx(facts.mass_mean, abs=1e-4)
         assert row.mismatch_kl > 1e-4
 
-    for label in ("both ◀", "no mask", "no routing", "neither"):
+    for label in ("both ◀", "no candidates", "no routing", "neither"):
         assert f" {label} " in ended.stdout
-    assert f"{no_mask.ratio_mean:.5f}" in ended.stdout
+    assert f"{no_candidates.ratio_mean:.5f}" in ended.stdout
     assert f"{report.tokens} of {report.tokens}" in ended.stdout
 
 
@@ -87,7 +87,7 @@ def test_a_running_rollout_is_audited_under_the_weights_it_has(config_file: Path
         assert ended.returncode == 0, ended.stdout + ended.stderr
         report = read_report(config.run.path / "audit.json")
         assert (report.weights_version, report.weights_path) == (7, published.path)
-        assert report.row("routing", "mask").difference_max <= 1e-5
+        assert report.row("routing", "candidates").difference_max <= 1e-5
 
         shutil.rmtree(published.path)
         lost = audit(config_file, "--rollout", address, "--samples", "32")

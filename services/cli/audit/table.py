@@ -68,7 +68,7 @@ def _candidates(facts: CandidateFacts) -> Table:
     table.add_row("size: smallest, mean, largest", f"{facts.size_min}, {facts.size_mean:.1f}, {facts.size_max}")
     summed = f"1 ± {_small(facts.sum_error_max)} ({facts.summed_positions} positions)"
     table.add_row("probabilities sum to", summed if facts.summed_positions else "not summed: sets too large")
-    table.add_row("probability before the mask: lowest, mean", f"{facts.mass_min:.4f}, {facts.mass_mean:.4f}")
+    table.add_row("probability in the vocabulary: lowest, mean", f"{facts.mass_min:.4f}, {facts.mass_mean:.4f}")
     return table
 
 

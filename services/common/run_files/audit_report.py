@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-ReplayKind = Literal["routing", "mask"]
+ReplayKind = Literal["routing", "candidates"]
 
 
 class _Part(BaseModel):
@@ -44,7 +44,7 @@ class CandidateFacts(_Part):
     # At how many positions the trainer's probabilities over the set were summed, and the largest |sum − 1| among them.
     summed_positions: int
     sum_error_max: float
-    # The trainer's probability of the set before the mask: how far off a ratio without the mask must be.
+    # The trainer's probability of the set in the whole vocabulary: how far off a ratio without replay must be.
     mass_mean: float
     mass_min: float
 

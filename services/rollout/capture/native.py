@@ -34,7 +34,7 @@ def moe_routing(
 def candidate_sets(token_ids: Sequence[Sequence[int]] | None) -> CandidateSets:
     """CSR of vLLM's SamplingMask.token_ids, one list for each sampled token. Raises EngineFailed when there is none."""
     if token_ids is None:
-        raise EngineFailed("candidates_missing", "vLLM returned no sampling mask")
+        raise EngineFailed("candidates_missing", "vLLM returned no candidate sets (return_sampling_mask)")
     return CandidateSets(
         np.asarray([len(ids) for ids in token_ids], dtype=np.int32),
         np.concatenate([np.asarray(ids, dtype=np.int32) for ids in token_ids])

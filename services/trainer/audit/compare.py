@@ -67,7 +67,7 @@ def _kinds(batches: Sequence[PackedBatch]) -> Replayed:
     if any(batch.routing is not None for batch in batches):
         kinds.append("routing")
     if any(batch.candidates is not None for batch in batches):
-        kinds.append("mask")
+        kinds.append("candidates")
     return tuple(kinds)
 
 
@@ -81,8 +81,8 @@ def _combinations(kinds: Replayed) -> list[Replayed]:
 def _recompute(batches: Sequence[PackedBatch], engine: LogProbEngine, replayed: Replayed) -> _Recomputed:
     logprobs, agreeing, compared = [], torch.zeros(engine.facts.moe_layers, dtype=torch.int64), 0
     for batch in batches:
-        masked = batch if "mask" in replayed else batch.without_candidates()
-        output = engine.logprobs(masked, keep_routing="routing" in replayed)
+        chosen = batch if "candidates" in replayed else batch.without_candidates()
+        output = engine.logprobs(chosen, keep_routing="routing" in replayed)
         logprobs.append(output.logprobs.double().cpu())
         if output.agreement is not None:
             agreeing += torch.tensor(output.agreement.agreeing)
@@ -133,8 +133,8 @@ def _candidates(
     sizes = torch.cat(counts)
     sizes = sizes[sizes > 0]
     everything = max(recomputed, key=len)
-    unmasked: Replayed = tuple(kind for kind in everything if kind != "mask")
-    mass = (recomputed[unmasked].logprobs - recomputed[everything].logprobs).exp()
+    unrestricted: Replayed = tuple(kind for kind in everything if kind != "candidates")
+    mass = (recomputed[unrestricted].logprobs - recomputed[everything].logprobs).exp()
     sums = torch.cat([probability_sums(batch, engine, keep_routing="routing" in everything) for batch in batches])
     return CandidateFacts(
         positions=len(sizes),

@@ -20,7 +20,7 @@ from services.trainer.objective.importance import Calibration, ImportanceCorrect
 from services.trainer.objective.kl import KlPenalty
 from services.trainer.objective.loss import Objective, compute_loss
 from services.trainer.objective.metrics import QUANTILES, Metrics, histogram_of, quantiles_of
-from services.trainer.objective.off_policy_mask import keep_sequences, sequence_divergence
+from services.trainer.objective.sequence_mask import keep_sequences, sequence_divergence
 from services.trainer.objective.policy_term import (
     Clip,
     PolicyTerm,

@@ -16,22 +16,22 @@ KL_ESTIMATORS: tuple[KlEstimator, ...] = ("importance_sampling_corrected", "k1",
 
 @dataclass(frozen=True)
 class KlPenalty:
-    """coef · estimator; `ratio_clip` bounds from above the ratio in importance_sampling_corrected, and nothing else.
+    """coef · estimator; `clip_ratio` bounds from above the ratio in importance_sampling_corrected, and nothing else.
 
-    Raises ValueError for an unknown estimator, a negative coef and a ratio_clip that is not positive.
+    Raises ValueError for an unknown estimator, a negative coef and a clip_ratio that is not positive.
     """
 
     estimator: KlEstimator = "importance_sampling_corrected"
     coef: float = 0.001
-    ratio_clip: float = 5.0
+    clip_ratio: float = 5.0
 
     def __post_init__(self) -> None:
         if self.estimator not in KL_ESTIMATORS:
             raise ValueError(f"estimator is {self.estimator!r}, expected one of {', '.join(KL_ESTIMATORS)}")
         if not self.coef >= 0:
             raise ValueError(f"coef is {self.coef}, expected 0 or more")
-        if not self.ratio_clip > 0:
-            raise ValueError(f"ratio_clip is {self.ratio_clip}, expected more than 0")
+        if not self.clip_ratio > 0:
+            raise ValueError(f"clip_ratio is {self.clip_ratio}, expected more than 0")
 
 
 def k1(logprobs: Float[Tensor, "N"], reference: Float[Tensor, "N"]) -> Float[Tensor, "N"]:
@@ -63,7 +63,7 @@ def importance_sampling_corrected(
     logprobs: Float[Tensor, "N"],
     old_logprobs: Float[Tensor, "N"],
     reference: Float[Tensor, "N"],
-    ratio_clip: float = math.inf,
+    clip_ratio: float = math.inf,
 ) -> Scaled:
     """exp(lp − old) · k3: unbiased in value and gradient for samples of the old policy, while the ratio is not clipped.
 
@@ -71,7 +71,7 @@ def importance_sampling_corrected(
     section 3.1, "Unbiased KL Estimate".
     """
     # Bounded before exp, so that an overflow cannot turn the zero gradient of a clipped ratio into NaN.
-    bound = math.log(ratio_clip)
+    bound = math.log(clip_ratio)
     log_weight = (logprobs - old_logprobs).clamp(max=bound)
     # The current policy cancels out of ratio · exp(ref − lp) while the ratio is not clipped.
     log_product = (reference - logprobs + bound).where(logprobs - old_logprobs > bound, reference - old_logprobs)
@@ -104,4 +104,4 @@ def kl_estimate(
             log_ratio = reference - logprobs
             return _times_k3(torch.zeros_like(log_ratio), log_ratio, log_ratio)
         case "importance_sampling_corrected":
-            return importance_sampling_corrected(logprobs, old_logprobs, reference, penalty.ratio_clip)
+            return importance_sampling_corrected(logprobs, old_logprobs, reference, penalty.clip_ratio)

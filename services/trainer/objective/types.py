@@ -55,7 +55,7 @@ class LossInputs:
     reference_logprobs: Float[Tensor, "N"] | None
     sequence_ids: Int[Tensor, "N"]  # in 0..S-1, in any order; every sequence has a token
     advantages: Float[Tensor, "S"]
-    kept: Bool[Tensor, "S"]  # False where the off-policy mask drops the policy term
+    kept: Bool[Tensor, "S"]  # False where the sequence mask drops the policy term
     total_tokens: int  # of the step
     total_sequences: int  # of the step
     max_length: int  # the most tokens that a sequence can have

@@ -59,7 +59,7 @@ def build_objective(config: Config) -> Objective:
             cap=correction.cap,
             calibration=Calibration(calibration.initial, calibration.decay_steps) if calibration else None,
         ),
-        KlPenalty(estimator=kl.estimator, coef=kl.coef, ratio_clip=kl.clip_ratio)
+        KlPenalty(estimator=kl.estimator, coef=kl.coef, clip_ratio=kl.clip_ratio)
         if stability.needs_reference
         else None,
     )

@@ -169,7 +169,7 @@ class Updater:
         return old
 
     def _with_advantages(self, samples: Sequence[TrainSample], old: OldPolicy) -> list[TrainSample]:
-        """Each sample's advantage is the mean of its tokens': the off-policy mask wants one of every sequence."""
+        """Each sample's advantage is the mean of its tokens': the sequence mask wants one of every sequence."""
         shares = torch.zeros(len(samples), 2, dtype=torch.float64, device=self._engine.device)
         for index, sample in enumerate(samples):
             if sample.sample_id in old:

@@ -42,11 +42,11 @@ def report(**changes) -> AuditReport:
         samples=64,
         tokens=359,
         groups_left_out=0,
-        configured=("routing", "mask"),
+        configured=("routing", "candidates"),
         rows=(
-            mismatch("routing", "mask"),
+            mismatch("routing", "candidates"),
             mismatch("routing", difference=0.2, ratio=0.91, kl=6e-3),
-            mismatch("mask"),
+            mismatch("candidates"),
             mismatch(difference=0.2, ratio=0.91, kl=6e-3),
         ),
         candidates=CandidateFacts(
@@ -124,7 +124,7 @@ def test_the_tables_fit_a_terminal_and_hold_every_number() -> None:
     assert "…" not in text
     lines = {line.split("  ")[0].strip(): line for line in text.splitlines()}
     assert lines["both ◀"].split()[2:] == ["5.0e-07", "4.0e-07", "6.7e-07", "1.0e-06", "2.0e-06", "1.00000", "1.0e-12"]
-    assert "0.91000" in lines["no mask"]
+    assert "0.91000" in lines["no candidates"]
     assert "1.00000" in lines["no routing"]
     assert "neither" in lines
     assert ["1", "100.000%", "100.000%"] in [line.split() for line in text.splitlines()]
@@ -135,7 +135,7 @@ def test_the_tables_fit_a_terminal_and_hold_every_number() -> None:
 
 @pytest.mark.parametrize(
     ("kinds", "labels"),
-    [(("mask",), ["mask", "no mask"]), (("routing",), ["routing", "no routing"]), ((), ["nothing to replay"])],
+    [(("candidates",), ["candidates", "no candidates"]), (("routing",), ["routing", "no routing"]), ((), ["nothing to replay"])],
 )
 def test_models_and_samplings_with_less_to_replay_have_their_own_labels(kinds, labels) -> None:
     rows = [mismatch(*kinds, agreement=())]

@@ -68,15 +68,15 @@ def moe() -> tuple[PolicyEngine, list[TrainSample]]:
 def test_equal_weights_agree_and_what_is_not_replayed_shows(moe) -> None:
     engine, samples = moe
     comparison = compare(samples, engine, tokens_per_microbatch=BUDGET)
-    assert [found.replayed for found in comparison.rows] == [("routing", "mask"), ("routing",), ("mask",), ()]
-    both = row(comparison, "routing", "mask")
+    assert [found.replayed for found in comparison.rows] == [("routing", "candidates"), ("routing",), ("candidates",), ()]
+    both = row(comparison, "routing", "candidates")
     assert both.difference_max <= 1e-5
     assert both.ratio_mean == pytest.approx(1, abs=1e-5)
     assert abs(both.mismatch_kl) < 1e-9
     assert both.agreement == (1.0, 1.0)
     # The choice is the model's own, so that nothing is lost without its replay.
-    assert row(comparison, "mask").difference_max <= 1e-5
-    assert row(comparison, "mask").agreement == (1.0, 1.0)
+    assert row(comparison, "candidates").difference_max <= 1e-5
+    assert row(comparison, "candidates").agreement == (1.0, 1.0)
     facts = comparison.candidates
     assert row(comparison, "routing").ratio_mean == pytest.approx(facts.mass_mean, abs=1e-4)
     assert facts.mass_min < facts.mass_mean < 0.9
@@ -90,7 +90,7 @@ def test_numbers_are_those_of_the_plain_formulas(moe) -> None:
         replace(sample, rollout_logprobs=sample.rollout_logprobs - part.numpy().astype(np.float32))
         for sample, part in zip(samples, parts, strict=True)
     ]
-    found = row(compare(shifted, engine, tokens_per_microbatch=BUDGET), "routing", "mask")
+    found = row(compare(shifted, engine, tokens_per_microbatch=BUDGET), "routing", "candidates")
     assert found.difference_mean == pytest.approx(gap.abs().mean().item(), abs=1e-5)
     assert found.difference_max == pytest.approx(0.7, abs=1e-5)
     assert found.ratio_mean == pytest.approx(gap.exp().mean().item(), abs=1e-5)
@@ -108,11 +108,11 @@ def test_shifted_routing_shows_in_agreement_and_difference_of_its_layer(moe) -> 
         routing[:, 1] = (routing[:, 1] + 1) % engine.facts.experts
         tampered.append(replace(sample, replay=replace(sample.replay, routing=routing)))
     comparison = compare(tampered, engine, tokens_per_microbatch=BUDGET)
-    both = row(comparison, "routing", "mask")
+    both = row(comparison, "routing", "candidates")
     assert both.agreement[0] == 1.0
     assert both.agreement[1] < 0.2
     assert both.difference_max > 0.01
-    assert row(comparison, "mask").difference_max <= 1e-5
+    assert row(comparison, "candidates").difference_max <= 1e-5
 
 
 def test_a_sampler_that_routed_otherwise_agrees_only_with_replay() -> None:
@@ -121,16 +121,16 @@ def test_a_sampler_that_routed_otherwise_agrees_only_with_replay() -> None:
     with torch.no_grad():
         samples = [replace(sample, rollout_logprobs=engine._policy(pack([sample]))[0].numpy()) for sample in samples]
     comparison = compare(samples, engine, tokens_per_microbatch=BUDGET)
-    assert row(comparison, "routing", "mask").difference_max <= 1e-5
-    assert row(comparison, "mask").difference_max > 0.01
-    assert max(row(comparison, "mask").agreement) < 0.5
+    assert row(comparison, "routing", "candidates").difference_max <= 1e-5
+    assert row(comparison, "candidates").difference_max > 0.01
+    assert max(row(comparison, "candidates").agreement) < 0.5
 
 
 def test_a_dense_model_and_the_whole_vocabulary_have_fewer_rows() -> None:
     engine = engine_of("qwen3")
     masked = drawn_by(engine._policy, make_samples(LENGTHS, candidates=12))
     comparison = compare(masked, engine, tokens_per_microbatch=BUDGET)
-    assert [found.replayed for found in comparison.rows] == [("mask",), ()]
+    assert [found.replayed for found in comparison.rows] == [("candidates",), ()]
     assert comparison.rows[0].agreement == ()
     whole = drawn_by(engine._policy, make_samples(LENGTHS))
     comparison = compare(whole, engine, tokens_per_microbatch=BUDGET)

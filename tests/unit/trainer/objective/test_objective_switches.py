@@ -94,7 +94,7 @@ def test_every_switch_position_gives_its_own_loss():
     losses = [
         *(values(inputs, objective(name, **tight))["loss"] for name in REWARD_ALGORITHMS),
         *(values(inputs, objective(kl=KlPenalty(estimator, 0.1)))["loss"] for estimator in KL_ESTIMATORS),
-        values(inputs, objective(kl=KlPenalty(coef=0.1, ratio_clip=1.01)))["loss"],
+        values(inputs, objective(kl=KlPenalty(coef=0.1, clip_ratio=1.01)))["loss"],
         values(inputs, objective(clip_low=0.05))["loss"],
         values(inputs, objective(clip_high=0.05))["loss"],
         values(inputs, objective(entropy_coef=0.1))["loss"],

@@ -58,7 +58,7 @@ def exact_gradient(current, old, reference):
     return gradient
 
 
-UNCLIPPED = KlPenalty("importance_sampling_corrected", coef=1.0, ratio_clip=1e9)
+UNCLIPPED = KlPenalty("importance_sampling_corrected", coef=1.0, clip_ratio=1e9)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -87,13 +87,13 @@ def test_plain_estimators_on_policy(estimator, unbiased):
 
 def test_clip_is_what_biases_the_corrected_estimator():
     current, old, reference = policy(0), policy(100), policy(200)
-    clipped = expected_gradient(current, old, reference, replace(UNCLIPPED, ratio_clip=1.0))
+    clipped = expected_gradient(current, old, reference, replace(UNCLIPPED, clip_ratio=1.0))
     assert (clipped - exact_gradient(current, old, reference)).abs().max() > 1e-2
 
 
 def test_an_overflowing_ratio_is_clipped_without_nan():
     logprobs, old, reference = torch.tensor([-0.1], requires_grad=True), torch.tensor([-200.0]), torch.tensor([-0.2])
-    kl = kl_estimate(logprobs, old, reference, KlPenalty(ratio_clip=5.0))
+    kl = kl_estimate(logprobs, old, reference, KlPenalty(clip_ratio=5.0))
     bounded = 5 * k3(logprobs, reference)
     assert kl.log_scale.tolist() == [0]
     torch.testing.assert_close(kl.value, bounded)
@@ -106,7 +106,7 @@ def test_an_overflowing_ratio_is_clipped_without_nan():
         ({"estimator": "k4"}, r"estimator is 'k4', expected one of importance_sampling_corrected, k1, k2, k3"),
         ({"coef": -1.0}, r"coef is -1.0"),
         ({"coef": float("nan")}, r"coef is nan"),
-        ({"ratio_clip": 0.0}, r"ratio_clip is 0.0"),
+        ({"clip_ratio": 0.0}, r"clip_ratio is 0.0"),
     ],
 )
 def test_bad_penalty_is_refused(change, message):

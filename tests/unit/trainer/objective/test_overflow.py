@@ -230,8 +230,8 @@ class Truth:
                 value, slope, size = k3, 1 - mp.exp(gap), mp.exp(gap) + abs(gap)
             case "importance_sampling_corrected":
                 ratio = mp.exp(lp - old)
-                clipped = ratio > mp.mpf(penalty.ratio_clip)
-                ratio = min(ratio, mp.mpf(penalty.ratio_clip))
+                clipped = ratio > mp.mpf(penalty.clip_ratio)
+                ratio = min(ratio, mp.mpf(penalty.clip_ratio))
                 value = ratio * k3
                 slope = ratio * (1 - mp.exp(gap)) + (0 if clipped else ratio * k3)
                 size = ratio * (mp.exp(gap) + abs(gap) + 1)
@@ -265,7 +265,7 @@ def test_the_corrected_estimator_is_its_formula_where_nothing_overflows(current,
         logprobs,
         torch.tensor([old], dtype=torch.float64),
         torch.tensor([reference], dtype=torch.float64),
-        KlPenalty(ratio_clip=5.0),
+        KlPenalty(clip_ratio=5.0),
     )
     gap = mp.mpf(reference) - mp.mpf(current)
     exact = min(mp.exp(mp.mpf(current) - mp.mpf(old)), 5) * (mp.exp(gap) - gap - 1)

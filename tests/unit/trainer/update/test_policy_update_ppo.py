@@ -177,7 +177,7 @@ def test_the_old_policy_is_measured_once_whatever_the_epochs() -> None:
     assert values["policy_ratio_max"] > 1.01
 
 
-def test_the_off_policy_mask_goes_by_what_the_value_head_thinks() -> None:
+def test_the_sequence_mask_goes_by_what_the_value_head_thinks() -> None:
     policy = make_policy()
     samples = scored_samples(policy)
     assert all(sample.advantage > 0 for sample in samples)
