@@ -17,7 +17,7 @@ def check_group(group: sample_pb2.Group) -> None:
         raise InvalidData("group_id_missing", "group.prompt.group_id is empty, expected the id of the request")
     where = f"group {prompt.group_id}"
     if not group.samples:
-        raise InvalidData("group_empty", f"{where}: samples is empty, expected {prompt.group_size or 'at least 1'}")
+        raise InvalidData("group_size", f"{where}: samples is empty, expected {prompt.group_size or 'at least 1'}")
     if prompt.group_size and len(group.samples) != prompt.group_size:
         raise InvalidData(
             "group_size", f"{where}: samples holds {len(group.samples)}, expected group_size ({prompt.group_size})"

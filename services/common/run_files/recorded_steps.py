@@ -140,7 +140,7 @@ def chosen_steps(run: Path, steps: Sequence[int]) -> list[RecordedStep]:
 def consecutive_steps(run: Path, first: int, last: int) -> list[RecordedStep]:
     """Steps `first` to `last`. Raises InvalidData where one is missing or does not start where the one before ended."""
     if last < first:
-        raise InvalidData("recording_missing", f"the last step is {last}, expected at least the first ({first})")
+        raise InvalidData("recording_range", f"the last step is {last}, expected at least the first ({first})")
     steps = [recorded_step(run, step) for step in range(first, last + 1)]
     for before, after in pairwise(steps):
         digests_compare = (before.record.world_size, before.record.zero_stage) == (

@@ -14,7 +14,7 @@ Array = np.ndarray[Any, Any]
 def open_chunk(chunk: Chunk | None, sample_id: str, *, candidates: bool) -> Replay:
     """Raises EngineFailed when the worker no longer has the captured data."""
     if chunk is None:
-        raise EngineFailed("recording_lost", f"the worker has no captured data of {sample_id}")
+        raise EngineFailed("capture_lost", f"the worker has no captured data of {sample_id}")
     shape = tuple(chunk["routing_shape"])
     routing = np.frombuffer(chunk["routing"], dtype=chunk["routing_dtype"]).reshape(shape)
     sets = CandidateSets(

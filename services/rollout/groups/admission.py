@@ -50,7 +50,7 @@ def _check_tokens(prompt: sample_pb2.Prompt, engine: Engine) -> None:
     low, high = min(prompt.token_ids), max(prompt.token_ids)
     if low < 0 or high >= engine.vocabulary:
         raise InvalidData(
-            "token_out_of_vocabulary",
+            "token_out_of_range",
             f"token_ids holds {low if low < 0 else high}, expected 0 to {engine.vocabulary - 1}",
         )
 

@@ -46,8 +46,10 @@ class TrainSample:
                 f"rollout_logprobs of {self.sample_id} has {len(self.rollout_logprobs)} rows, "
                 f"expected {len(self.token_ids)}",
             )
-        if not (np.isfinite(self.rollout_logprobs).all() and np.isfinite(self.reward)):
-            raise InvalidData("not_finite", f"sample {self.sample_id} has a log-prob or a reward that is not finite")
+        if not np.isfinite(self.rollout_logprobs).all():
+            raise InvalidData("logprob_not_finite", f"a log-prob of {self.sample_id} is not finite")
+        if not np.isfinite(self.reward):
+            raise InvalidData("reward_not_finite", f"reward of {self.sample_id} is {self.reward}, expected finite")
         if not (np.isfinite(self.temperature) and self.temperature > 0):
             raise InvalidData(
                 "temperature", f"temperature of {self.sample_id} is {self.temperature}, expected a positive number"

@@ -63,10 +63,10 @@ def fill(
         name, tensor = next(tensors, (None, None))
         description = expected[index]
         if name is None or tensor is None:
-            raise InvalidData("weights_transfer", f"the source ended after {index} tensors, expected {len(expected)}")
+            raise InvalidData("transfer_parts", f"the source ended after {index} tensors, expected {len(expected)}")
         if describe(name, tensor) != description:
             raise InvalidData(
-                "weights_transfer",
+                "transfer_parts",
                 f"tensor {name} is {tensor.dtype} {list(tensor.shape)}, expected {description.name} "
                 f"{description.dtype} {list(description.shape)}",
             )

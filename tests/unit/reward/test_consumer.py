@@ -101,7 +101,7 @@ async def test_good_groups_arrive_scored_exactly_once_and_bad_ones_in_the_dead_l
     for message in run.scored.scan():
         assert [score.reward for score in message.scores] == [1.0, 0.0]
     dead = run.dead()
-    assert {group: letter.code for group, letter in dead.items()} == {"bad": "scorer_metadata", "empty": "group_empty"}
+    assert {group: letter.code for group, letter in dead.items()} == {"bad": "scorer_metadata", "empty": "group_size"}
     assert "exact_match on sample bad/0: metadata.answer is missing" in dead["bad"].reason
     assert sample_pb2.Group.FromString(dead["bad"].payload).prompt.group_id == "bad"
     assert (run.samples.depth(), run.samples.pending()) == (0, 0)

@@ -179,10 +179,10 @@ async def test_a_failure_is_not_cached(open_path):
 
 async def test_a_bad_group_is_refused_and_counted():
     async with Scoring("exact_match") as scoring:
-        before = _metric("trivet_reward_failures_total", code="group_empty")
+        before = _metric("trivet_reward_failures_total", code="group_size")
         with pytest.raises(InvalidData, match="samples is empty"):
             await scoring.scorer.score(make_group([]))
-        assert _metric("trivet_reward_failures_total", code="group_empty") - before == 1
+        assert _metric("trivet_reward_failures_total", code="group_size") - before == 1
         assert scoring.stats.running == 0
 
 

@@ -66,7 +66,7 @@ async def test_score_returns_rewards_or_a_failure_and_status_counts_both(stub):
 
 
 async def test_a_bad_group_is_an_invalid_argument(stub):
-    with pytest.raises(grpc.aio.AioRpcError, match="group_empty") as caught:
+    with pytest.raises(grpc.aio.AioRpcError, match="group_size") as caught:
         await stub.Score(reward_pb2.ScoreRequest(group=group()), timeout=10)
     assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
 
@@ -81,7 +81,7 @@ async def test_whatever_a_scorer_does_is_answered(stub):
 
 
 async def test_a_refusal_fits_into_a_header(stub):
-    with pytest.raises(grpc.aio.AioRpcError, match="group_empty") as caught:
+    with pytest.raises(grpc.aio.AioRpcError, match="group_size") as caught:
         await stub.Score(reward_pb2.ScoreRequest(group=group(group_id="g" * 100_000)), timeout=10)
     assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
 

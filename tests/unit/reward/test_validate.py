@@ -33,7 +33,7 @@ def test_a_group_of_unknown_size_passes():
     ("change", "code", "words"),
     [
         (lambda g: g.prompt.ClearField("group_id"), "group_id_missing", "group_id"),
-        (lambda g: g.ClearField("samples"), "group_empty", "samples is empty, expected 2"),
+        (lambda g: g.ClearField("samples"), "group_size", "samples is empty, expected 2"),
         (lambda g: g.samples.pop(), "group_size", "samples holds 1"),
         (lambda g: setattr(g.samples[1], "index", 0), "sample_index", r"samples\[1\].index is 0"),
         (lambda g: setattr(g.samples[1], "sample_id", "g1/0"), "sample_id", "g1/0"),

@@ -36,7 +36,7 @@ def test_a_dense_model_and_no_truncation_leave_both_out():
 def test_a_lost_recording_may_be_drawn_again():
     with pytest.raises(EngineFailed) as failure:
         open_chunk(None, "s", candidates=True)
-    assert failure.value.code == "recording_lost"
+    assert failure.value.code == "capture_lost"
 
 
 def sets(*counts):

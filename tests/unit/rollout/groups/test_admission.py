@@ -36,8 +36,8 @@ def test_greedy_is_for_evaluation():
         ({"group_size": 5000}, "group_size", "group_size is 5000"),
         ({"token_ids": []}, "prompt_empty", "token_ids is empty"),
         ({"token_ids": [1] * 13}, "prompt_too_long", "13 tokens .* at most 16"),
-        ({"token_ids": [1, 100]}, "token_out_of_vocabulary", "holds 100, expected 0 to 99"),
-        ({"token_ids": [-1, 2]}, "token_out_of_vocabulary", "holds -1"),
+        ({"token_ids": [1, 100]}, "token_out_of_range", "holds 100, expected 0 to 99"),
+        ({"token_ids": [-1, 2]}, "token_out_of_range", "holds -1"),
         ({"sampling": sampling(max_tokens=0)}, "max_tokens", "max_tokens is 0"),
         ({"sampling": sampling(temperature=0)}, "sampling_unsupported", "temperature is 0"),
         (

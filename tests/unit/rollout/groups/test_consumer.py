@@ -151,7 +151,7 @@ async def test_a_long_group_is_not_claimed_by_another(running, redis_client, red
     [
         ({"token_ids": list(range(15))}, "prompt_too_long"),
         ({"token_ids": []}, "prompt_empty"),
-        ({"token_ids": [1, 500]}, "token_out_of_vocabulary"),
+        ({"token_ids": [1, 500]}, "token_out_of_range"),
     ],
 )
 async def test_a_bad_prompt_goes_to_the_dead_letters_and_the_next_is_sampled(running, changes, code):

@@ -111,8 +111,8 @@ def test_broken_samples_are_refused_at_construction() -> None:
     for changes, code in [
         ({"token_ids": np.zeros(0, dtype=np.int32)}, "sample_empty"),
         ({"rollout_logprobs": np.zeros(3, dtype=np.float32)}, "logprobs_rows"),
-        ({"rollout_logprobs": np.array([np.nan, 0], dtype=np.float32)}, "not_finite"),
-        ({"reward": float("inf")}, "not_finite"),
+        ({"rollout_logprobs": np.array([np.nan, 0], dtype=np.float32)}, "logprob_not_finite"),
+        ({"reward": float("inf")}, "reward_not_finite"),
         ({"temperature": 0.0}, "temperature"),
     ]:
         with pytest.raises(InvalidData) as refused:

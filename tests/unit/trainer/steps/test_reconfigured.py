@@ -111,7 +111,7 @@ def test_one_that_is_refused_again_is_lost(config, redis_client, play):
     again.restore(state(made))
     for attempt in range(2):
         entry = next(each for each in read_all(play) if (each.message.request, each.message.attempt) == (0, attempt))
-        play.prompts.dead_letter(entry, InvalidData("token_out_of_vocabulary", "token_ids holds 99"))
+        play.prompts.dead_letter(entry, InvalidData("token_out_of_range", "token_ids holds 99"))
         again.next_order()
     assert again.ledger.lost == {0}
 
