@@ -44,8 +44,8 @@ from services.trainer.batch.packing import PackedBatch, pack
 from services.trainer.batch.samples import TrainSample
 from services.trainer.model.policy import Policy, load_policy
 from services.trainer.objective.advantages import group_relative
-from services.trainer.objective.sequence_mask import keep_sequences, sequence_divergence
 from services.trainer.objective.segments import segment_mean
+from services.trainer.objective.sequence_mask import keep_sequences, sequence_divergence
 
 GROUPS, GROUP_SIZE = 32, 8  # prompts per step, samples per prompt
 ROW = 16  # samples that go through the model side by side

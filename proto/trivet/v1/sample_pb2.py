@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from trivet.v1 import tensor_pb2 as trivet_dot_v1_dot_tensor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16trivet/v1/sample.proto\x12\ttrivet.v1\x1a\x16trivet/v1/tensor.proto\"F\n\x07Lineage\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\t\x12\x0c\n\x04\x63ode\x18\x02 \x01(\t\x12\x0e\n\x06\x63onfig\x18\x03 \x01(\t\x12\x0f\n\x07weights\x18\x04 \x01(\t\"w\n\x12SamplingParameters\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\r\n\x05top_p\x18\x03 \x01(\x02\x12\x12\n\nmax_tokens\x18\x04 \x01(\r\x12\x11\n\x04seed\x18\x05 \x01(\x04H\x00\x88\x01\x01\x42\x07\n\x05_seed\"\xc0\x02\n\x06Prompt\x12\x10\n\x08group_id\x18\x01 \x01(\t\x12\r\n\x05issue\x18\x02 \x01(\x04\x12\x11\n\tprompt_id\x18\x03 \x01(\t\x12#\n\x07purpose\x18\x04 \x01(\x0e\x32\x12.trivet.v1.Purpose\x12\x15\n\revaluation_id\x18\x05 \x01(\t\x12\x11\n\ttoken_ids\x18\x06 \x03(\x05\x12\x0c\n\x04text\x18\x07 \x01(\t\x12\x15\n\rmetadata_json\x18\x08 \x01(\t\x12/\n\x08sampling\x18\t \x01(\x0b\x32\x1d.trivet.v1.SamplingParameters\x12\x12\n\ngroup_size\x18\n \x01(\r\x12\x13\n\x0bmin_version\x18\x0b \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x0c \x01(\r\x12#\n\x07lineage\x18\r \x01(\x0b\x32\x12.trivet.v1.Lineage\":\n\x0bVersionSpan\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\r\n\x05start\x18\x02 \x01(\r\x12\x0b\n\x03\x65nd\x18\x03 \x01(\r\"\xe1\x01\n\x06Sample\x12\x11\n\tsample_id\x18\x01 \x01(\t\x12\r\n\x05index\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\x05\x12\x10\n\x08logprobs\x18\x04 \x03(\x02\x12.\n\rfinish_reason\x18\x05 \x01(\x0e\x32\x17.trivet.v1.FinishReason\x12\x0c\n\x04text\x18\x06 \x01(\t\x12(\n\x08versions\x18\x07 \x03(\x0b\x32\x16.trivet.v1.VersionSpan\x12(\n\x06replay\x18\x08 \x01(\x0b\x32\x18.trivet.v1.BlobReference\"\xa1\x01\n\x05Group\x12!\n\x06prompt\x18\x01 \x01(\x0b\x32\x11.trivet.v1.Prompt\x12\"\n\x07samples\x18\x02 \x03(\x0b\x32\x11.trivet.v1.Sample\x12\x12\n\nrollout_id\x18\x03 \x01(\t\x12#\n\x07lineage\x18\x04 \x01(\x0b\x32\x12.trivet.v1.Lineage\x12\x18\n\x10sampling_seconds\x18\x05 \x01(\x01\"\x94\x01\n\x05Score\x12\x0e\n\x06reward\x18\x01 \x01(\x01\x12\x12\n\nraw_reward\x18\x02 \x01(\x01\x12\x34\n\ncomponents\x18\x03 \x03(\x0b\x32 .trivet.v1.Score.ComponentsEntry\x1a\x31\n\x0f\x43omponentsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"c\n\x0bScoredGroup\x12\x1f\n\x05group\x18\x01 \x01(\x0b\x32\x10.trivet.v1.Group\x12 \n\x06scores\x18\x02 \x03(\x0b\x32\x10.trivet.v1.Score\x12\x11\n\treward_id\x18\x03 \x01(\t\"\x83\x01\n\nDeadLetter\x12\x0e\n\x06stream\x18\x01 \x01(\t\x12\x10\n\x08\x65ntry_id\x18\x02 \x01(\t\x12\x10\n\x08group_id\x18\x03 \x01(\t\x12\x0c\n\x04\x63ode\x18\x04 \x01(\t\x12\x0e\n\x06reason\x18\x05 \x01(\t\x12\x12\n\ndeliveries\x18\x06 \x01(\r\x12\x0f\n\x07payload\x18\x07 \x01(\x0c*M\n\x07Purpose\x12\x17\n\x13PURPOSE_UNSPECIFIED\x10\x00\x12\x11\n\rPURPOSE_TRAIN\x10\x01\x12\x16\n\x12PURPOSE_EVALUATION\x10\x02*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16trivet/v1/sample.proto\x12\ttrivet.v1\x1a\x16trivet/v1/tensor.proto\"F\n\x07Lineage\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\t\x12\x0c\n\x04\x63ode\x18\x02 \x01(\t\x12\x0e\n\x06\x63onfig\x18\x03 \x01(\t\x12\x0f\n\x07weights\x18\x04 \x01(\t\"w\n\x12SamplingParameters\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\r\n\x05top_p\x18\x03 \x01(\x02\x12\x12\n\nmax_tokens\x18\x04 \x01(\r\x12\x11\n\x04seed\x18\x05 \x01(\x04H\x00\x88\x01\x01\x42\x07\n\x05_seed\"\xc2\x02\n\x06Prompt\x12\x10\n\x08group_id\x18\x01 \x01(\t\x12\x0f\n\x07request\x18\x02 \x01(\x04\x12\x11\n\tprompt_id\x18\x03 \x01(\t\x12#\n\x07purpose\x18\x04 \x01(\x0e\x32\x12.trivet.v1.Purpose\x12\x15\n\revaluation_id\x18\x05 \x01(\t\x12\x11\n\ttoken_ids\x18\x06 \x03(\x05\x12\x0c\n\x04text\x18\x07 \x01(\t\x12\x15\n\rmetadata_json\x18\x08 \x01(\t\x12/\n\x08sampling\x18\t \x01(\x0b\x32\x1d.trivet.v1.SamplingParameters\x12\x12\n\ngroup_size\x18\n \x01(\r\x12\x13\n\x0bmin_version\x18\x0b \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x0c \x01(\r\x12#\n\x07lineage\x18\r \x01(\x0b\x32\x12.trivet.v1.Lineage\":\n\x0bVersionSpan\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\r\n\x05start\x18\x02 \x01(\r\x12\x0b\n\x03\x65nd\x18\x03 \x01(\r\"\xe1\x01\n\x06Sample\x12\x11\n\tsample_id\x18\x01 \x01(\t\x12\r\n\x05index\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\x05\x12\x10\n\x08logprobs\x18\x04 \x03(\x02\x12.\n\rfinish_reason\x18\x05 \x01(\x0e\x32\x17.trivet.v1.FinishReason\x12\x0c\n\x04text\x18\x06 \x01(\t\x12(\n\x08versions\x18\x07 \x03(\x0b\x32\x16.trivet.v1.VersionSpan\x12(\n\x06replay\x18\x08 \x01(\x0b\x32\x18.trivet.v1.BlobReference\"\xa1\x01\n\x05Group\x12!\n\x06prompt\x18\x01 \x01(\x0b\x32\x11.trivet.v1.Prompt\x12\"\n\x07samples\x18\x02 \x03(\x0b\x32\x11.trivet.v1.Sample\x12\x12\n\nrollout_id\x18\x03 \x01(\t\x12#\n\x07lineage\x18\x04 \x01(\x0b\x32\x12.trivet.v1.Lineage\x12\x18\n\x10sampling_seconds\x18\x05 \x01(\x01\"\x94\x01\n\x05Score\x12\x0e\n\x06reward\x18\x01 \x01(\x01\x12\x12\n\nraw_reward\x18\x02 \x01(\x01\x12\x34\n\ncomponents\x18\x03 \x03(\x0b\x32 .trivet.v1.Score.ComponentsEntry\x1a\x31\n\x0f\x43omponentsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"c\n\x0bScoredGroup\x12\x1f\n\x05group\x18\x01 \x01(\x0b\x32\x10.trivet.v1.Group\x12 \n\x06scores\x18\x02 \x03(\x0b\x32\x10.trivet.v1.Score\x12\x11\n\treward_id\x18\x03 \x01(\t\"\x83\x01\n\nDeadLetter\x12\x0e\n\x06stream\x18\x01 \x01(\t\x12\x10\n\x08\x65ntry_id\x18\x02 \x01(\t\x12\x10\n\x08group_id\x18\x03 \x01(\t\x12\x0c\n\x04\x63ode\x18\x04 \x01(\t\x12\x0e\n\x06reason\x18\x05 \x01(\t\x12\x12\n\ndeliveries\x18\x06 \x01(\r\x12\x0f\n\x07payload\x18\x07 \x01(\x0c*M\n\x07Purpose\x12\x17\n\x13PURPOSE_UNSPECIFIED\x10\x00\x12\x11\n\rPURPOSE_TRAIN\x10\x01\x12\x16\n\x12PURPOSE_EVALUATION\x10\x02*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,28 +34,28 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SCORE_COMPONENTSENTRY']._loaded_options = None
   _globals['_SCORE_COMPONENTSENTRY']._serialized_options = b'8\001'
-  _globals['_PURPOSE']._serialized_start=1415
-  _globals['_PURPOSE']._serialized_end=1492
-  _globals['_FINISHREASON']._serialized_start=1494
-  _globals['_FINISHREASON']._serialized_end=1589
+  _globals['_PURPOSE']._serialized_start=1417
+  _globals['_PURPOSE']._serialized_end=1494
+  _globals['_FINISHREASON']._serialized_start=1496
+  _globals['_FINISHREASON']._serialized_end=1591
   _globals['_LINEAGE']._serialized_start=61
   _globals['_LINEAGE']._serialized_end=131
   _globals['_SAMPLINGPARAMETERS']._serialized_start=133
   _globals['_SAMPLINGPARAMETERS']._serialized_end=252
   _globals['_PROMPT']._serialized_start=255
-  _globals['_PROMPT']._serialized_end=575
-  _globals['_VERSIONSPAN']._serialized_start=577
-  _globals['_VERSIONSPAN']._serialized_end=635
-  _globals['_SAMPLE']._serialized_start=638
-  _globals['_SAMPLE']._serialized_end=863
-  _globals['_GROUP']._serialized_start=866
-  _globals['_GROUP']._serialized_end=1027
-  _globals['_SCORE']._serialized_start=1030
-  _globals['_SCORE']._serialized_end=1178
-  _globals['_SCORE_COMPONENTSENTRY']._serialized_start=1129
-  _globals['_SCORE_COMPONENTSENTRY']._serialized_end=1178
-  _globals['_SCOREDGROUP']._serialized_start=1180
-  _globals['_SCOREDGROUP']._serialized_end=1279
-  _globals['_DEADLETTER']._serialized_start=1282
-  _globals['_DEADLETTER']._serialized_end=1413
+  _globals['_PROMPT']._serialized_end=577
+  _globals['_VERSIONSPAN']._serialized_start=579
+  _globals['_VERSIONSPAN']._serialized_end=637
+  _globals['_SAMPLE']._serialized_start=640
+  _globals['_SAMPLE']._serialized_end=865
+  _globals['_GROUP']._serialized_start=868
+  _globals['_GROUP']._serialized_end=1029
+  _globals['_SCORE']._serialized_start=1032
+  _globals['_SCORE']._serialized_end=1180
+  _globals['_SCORE_COMPONENTSENTRY']._serialized_start=1131
+  _globals['_SCORE_COMPONENTSENTRY']._serialized_end=1180
+  _globals['_SCOREDGROUP']._serialized_start=1182
+  _globals['_SCOREDGROUP']._serialized_end=1281
+  _globals['_DEADLETTER']._serialized_start=1284
+  _globals['_DEADLETTER']._serialized_end=1415
 # @@protoc_insertion_point(module_scope)

@@ -53,9 +53,9 @@ class SamplingParameters(_message.Message):
     def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., max_tokens: _Optional[int] = ..., seed: _Optional[int] = ...) -> None: ...
 
 class Prompt(_message.Message):
-    __slots__ = ("group_id", "issue", "prompt_id", "purpose", "evaluation_id", "token_ids", "text", "metadata_json", "sampling", "group_size", "min_version", "attempt", "lineage")
+    __slots__ = ("group_id", "request", "prompt_id", "purpose", "evaluation_id", "token_ids", "text", "metadata_json", "sampling", "group_size", "min_version", "attempt", "lineage")
     GROUP_ID_FIELD_NUMBER: _ClassVar[int]
-    ISSUE_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
     PROMPT_ID_FIELD_NUMBER: _ClassVar[int]
     PURPOSE_FIELD_NUMBER: _ClassVar[int]
     EVALUATION_ID_FIELD_NUMBER: _ClassVar[int]
@@ -68,7 +68,7 @@ class Prompt(_message.Message):
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     LINEAGE_FIELD_NUMBER: _ClassVar[int]
     group_id: str
-    issue: int
+    request: int
     prompt_id: str
     purpose: Purpose
     evaluation_id: str
@@ -80,7 +80,7 @@ class Prompt(_message.Message):
     min_version: int
     attempt: int
     lineage: Lineage
-    def __init__(self, group_id: _Optional[str] = ..., issue: _Optional[int] = ..., prompt_id: _Optional[str] = ..., purpose: _Optional[_Union[Purpose, str]] = ..., evaluation_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., metadata_json: _Optional[str] = ..., sampling: _Optional[_Union[SamplingParameters, _Mapping]] = ..., group_size: _Optional[int] = ..., min_version: _Optional[int] = ..., attempt: _Optional[int] = ..., lineage: _Optional[_Union[Lineage, _Mapping]] = ...) -> None: ...
+    def __init__(self, group_id: _Optional[str] = ..., request: _Optional[int] = ..., prompt_id: _Optional[str] = ..., purpose: _Optional[_Union[Purpose, str]] = ..., evaluation_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., metadata_json: _Optional[str] = ..., sampling: _Optional[_Union[SamplingParameters, _Mapping]] = ..., group_size: _Optional[int] = ..., min_version: _Optional[int] = ..., attempt: _Optional[int] = ..., lineage: _Optional[_Union[Lineage, _Mapping]] = ...) -> None: ...
 
 class VersionSpan(_message.Message):
     __slots__ = ("version", "start", "end")

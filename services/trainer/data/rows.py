@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class RowSet(Generic[Row_co]):
-    """Rows in an order that the seed alone decides: request i is always the same row, so a cursor is the whole state."""
+    """Rows in an order that the seed alone decides: request i is always one row, so a cursor is the whole state."""
 
     rows: Sequence[Row_co]
     seed: int

@@ -20,7 +20,6 @@ from services.trainer.objective.importance import Calibration, ImportanceCorrect
 from services.trainer.objective.kl import KlPenalty
 from services.trainer.objective.loss import Objective, compute_loss
 from services.trainer.objective.metrics import QUANTILES, Metrics, histogram_of, quantiles_of
-from services.trainer.objective.sequence_mask import keep_sequences, sequence_divergence
 from services.trainer.objective.policy_term import (
     Clip,
     PolicyTerm,
@@ -29,6 +28,7 @@ from services.trainer.objective.policy_term import (
     sequence_log_ratio,
     token_log_ratio,
 )
+from services.trainer.objective.sequence_mask import keep_sequences, sequence_divergence
 from services.trainer.objective.types import LossInputs, LossOutputs
 from services.trainer.objective.value import ValueLoss
 

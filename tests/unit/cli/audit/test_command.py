@@ -135,7 +135,11 @@ def test_the_tables_fit_a_terminal_and_hold_every_number() -> None:
 
 @pytest.mark.parametrize(
     ("kinds", "labels"),
-    [(("candidates",), ["candidates", "no candidates"]), (("routing",), ["routing", "no routing"]), ((), ["nothing to replay"])],
+    [
+        (("candidates",), ["candidates", "no candidates"]),
+        (("routing",), ["routing", "no routing"]),
+        ((), ["nothing to replay"]),
+    ],
 )
 def test_models_and_samplings_with_less_to_replay_have_their_own_labels(kinds, labels) -> None:
     rows = [mismatch(*kinds, agreement=())]

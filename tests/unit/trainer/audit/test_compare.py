@@ -68,7 +68,12 @@ def moe() -> tuple[PolicyEngine, list[TrainSample]]:
 def test_equal_weights_agree_and_what_is_not_replayed_shows(moe) -> None:
     engine, samples = moe
     comparison = compare(samples, engine, tokens_per_microbatch=BUDGET)
-    assert [found.replayed for found in comparison.rows] == [("routing", "candidates"), ("routing",), ("candidates",), ()]
+    assert [found.replayed for found in comparison.rows] == [
+        ("routing", "candidates"),
+        ("routing",),
+        ("candidates",),
+        (),
+    ]
     both = row(comparison, "routing", "candidates")
     assert both.difference_max <= 1e-5
     assert both.ratio_mean == pytest.approx(1, abs=1e-5)

@@ -72,7 +72,9 @@ def response(
 
 def prompt(request: int = 0) -> sample_pb2.Prompt:
     sampling = sample_pb2.SamplingParameters(temperature=1.0, top_k=20, top_p=0.9, max_tokens=8)
-    return sample_pb2.Prompt(group_id=f"audit-{request}", request=request, token_ids=PROMPT, group_size=2, sampling=sampling)
+    return sample_pb2.Prompt(
+        group_id=f"audit-{request}", request=request, token_ids=PROMPT, group_size=2, sampling=sampling
+    )
 
 
 @pytest.fixture
