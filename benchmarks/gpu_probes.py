@@ -191,7 +191,7 @@ def _check_candidates(sample: Any, *, at_most: int | None) -> None:
         offset += count
         if token not in allowed:
             raise RuntimeError(f"token {token} is not among its {count} candidates")
-        # Ties at the cutoff are recorded too.
+        # Ties at the cutoff are captured too.
         if at_most is not None and not 1 <= count <= at_most + 4:
             raise RuntimeError(f"{count} candidates under top_k {at_most}")
     if sample.replay.routing is None:

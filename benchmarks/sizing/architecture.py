@@ -119,7 +119,7 @@ class Architecture:
 
     @property
     def routing_choices(self) -> int:
-        """Expert ids recorded for each forwarded token, L·K; 0 for a dense model."""
+        """Expert ids captured for each forwarded token, L·K; 0 for a dense model."""
         return self.moe_layers * self.experts.per_token if self.experts else 0
 
     @property

@@ -31,7 +31,7 @@ SAMPLER: tuple[Panel, ...] = (
     ),
     lines(
         "Routing agreement",
-        "Share of the sampler's experts that the trainer's own routers would pick, measured before the recorded choice "
+        "Share of the sampler's experts that the trainer's own routers would pick, measured before the captured choice "
         "takes its place. Nothing for a dense model. An alert fires below 80 %.",
         "percentunit",
         last("trivet_trainer_first_routing_agreement_ratio", "agreement"),

@@ -90,7 +90,7 @@ VLLM_REFUSED = {
     "quantization_config": "new weights come as the trainer has them, and are compared with what was loaded",
     "enable_lora": _ADAPTERS,
     "max_loras": _ADAPTERS,
-    "enable_eplb": "experts move, and the recorded routing would name others",
+    "enable_eplb": "experts move, and the captured routing would name others",
 }
 
 DEEPSPEED_OWNED = {

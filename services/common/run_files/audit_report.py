@@ -29,7 +29,7 @@ class Mismatch(_Part):
     # Where |Δ| is largest.
     worst_sample: str
     worst_position: int
-    # For each MoE layer the share of positions where the live choice is the recorded one; empty for a dense model.
+    # For each MoE layer the share of positions where the live choice is the captured one; empty for a dense model.
     agreement: tuple[float, ...]
 
 

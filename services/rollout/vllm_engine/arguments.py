@@ -6,8 +6,8 @@ from services.common.config import Config, ConfigError
 
 Capture = Literal["native", "worker_extension"]
 EXTENSION = "services.rollout.vllm_engine.worker_extension.CaptureExtension"
-# SamplingParams.extra_args of a request that is to be captured: {RECORD: {"id": key, "candidates": bool}}.
-RECORD = "trivet"
+# SamplingParams.extra_args of a request that is to be captured: {CAPTURE_KEY: {"id": key, "candidates": bool}}.
+CAPTURE_KEY = "trivet"
 
 # What would break the tie between a forwarded row and its position; the value is the one that is allowed.
 EXTENSION_NEEDS: dict[str, Any] = {

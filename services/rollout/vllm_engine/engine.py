@@ -25,7 +25,7 @@ from services.rollout.engine import metrics
 from services.rollout.engine.delivery import Delivery
 from services.rollout.engine.protocol import EngineFailed, EngineSample, LoadFailed, NotServed
 from services.rollout.engine.tasks import together, unless
-from services.rollout.vllm_engine.arguments import RECORD, Capture
+from services.rollout.vllm_engine.arguments import CAPTURE_KEY, Capture
 from services.rollout.vllm_engine.launch import Launched, Launcher, end
 from services.rollout.vllm_engine.layout import Layout, check_layout, initial_weights, read_layout
 from services.rollout.vllm_engine.limits import candidate_refusal, truncates
@@ -231,7 +231,7 @@ class VllmEngine:
             flat_logprobs=True,
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
-            extra_args={RECORD: {"id": key, "candidates": truncates(sampling)}} if key is not None else None,
+            extra_args={CAPTURE_KEY: {"id": key, "candidates": truncates(sampling)}} if key is not None else None,
         )
 
     async def _load(self, weights: weights_pb2.WeightVersion) -> None:

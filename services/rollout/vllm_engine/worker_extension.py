@@ -15,7 +15,7 @@ from vllm.model_executor.layers.fused_moe.layer import MoERunner
 from vllm.model_executor.layers.fused_moe.router.base_router import BaseRouter
 
 from services.rollout.capture.captured import CapturedRequest, CapturedRequests, Chunk
-from services.rollout.vllm_engine.arguments import RECORD
+from services.rollout.vllm_engine.arguments import CAPTURE_KEY
 from services.rollout.vllm_engine.cpu_reload import pack_experts_on_reload, pack_heads
 from services.rollout.vllm_engine.cuda_ipc import opened_by_vllm
 
@@ -121,7 +121,7 @@ class Capture:
         if sample_id := self._sample_ids.get(request_id):
             return self.requests.running(sample_id)
         request = self._runner.requests[request_id]
-        wanted = (request.sampling_params.extra_args or {}).get(RECORD)
+        wanted = (request.sampling_params.extra_args or {}).get(CAPTURE_KEY)
         if wanted is None:
             return None
         captured = CapturedRequest(

@@ -21,11 +21,11 @@ class _Engine(Protocol):
 
 
 def sampled_inside(sample: TrainSample) -> int:
-    """How many completion tokens are in the candidate set of their position; 0 where no sets were recorded."""
-    recorded = sample.replay.candidates
-    if recorded is None:
+    """How many completion tokens are in the candidate set of their position; 0 where no sets were captured."""
+    candidates = sample.replay.candidates
+    if candidates is None:
         return 0
-    sets = np.split(recorded.token_ids, np.cumsum(recorded.counts)[:-1])
+    sets = np.split(candidates.token_ids, np.cumsum(candidates.counts)[:-1])
     return sum(int(token in allowed) for token, allowed in zip(sample.token_ids, sets, strict=True))
 
 

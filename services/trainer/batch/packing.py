@@ -161,11 +161,11 @@ def pack(samples: Sequence[TrainSample]) -> PackedBatch:
 
 
 def _pack_routing(samples: Sequence[TrainSample]) -> Tensor | None:
-    recorded = [(sample, sample.replay.routing) for sample in samples]
-    if all(routing is None for _, routing in recorded):
+    captured = [(sample, sample.replay.routing) for sample in samples]
+    if all(routing is None for _, routing in captured):
         return None
     rows = []
-    for sample, routing in recorded:
+    for sample, routing in captured:
         if routing is None:
             raise InvalidData(
                 "routing_missing", f"sample {sample.sample_id} has no routing, while others of its batch have"
@@ -190,18 +190,18 @@ def _pack_candidates(samples: Sequence[TrainSample]) -> PackedCandidates | None:
     counts: list[Array] = []
     token_ids: list[Array] = []
     for sample in samples:
-        recorded = sample.replay.candidates
-        if recorded is None:
+        candidates = sample.replay.candidates
+        if candidates is None:
             counts.append(np.zeros(len(sample.token_ids), dtype=np.int64))
             continue
-        if len(recorded.counts) != len(sample.token_ids) or int(recorded.counts.sum()) != len(recorded.token_ids):
+        if len(candidates.counts) != len(sample.token_ids) or int(candidates.counts.sum()) != len(candidates.token_ids):
             raise InvalidData(
                 "candidates_rows",
-                f"candidates of {sample.sample_id} have {len(recorded.counts)} rows and {len(recorded.token_ids)} ids, "
-                f"expected {len(sample.token_ids)} rows (C) whose counts sum to the ids",
+                f"candidates of {sample.sample_id} have {len(candidates.counts)} rows and {len(candidates.token_ids)} "
+                f"ids, expected {len(sample.token_ids)} rows (C) whose counts sum to the ids",
             )
-        counts.append(recorded.counts)
-        token_ids.append(recorded.token_ids)
+        counts.append(candidates.counts)
+        token_ids.append(candidates.token_ids)
     return PackedCandidates(_integers(np.concatenate(counts)), _integers(np.concatenate(token_ids)))
 
 

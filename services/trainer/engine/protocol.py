@@ -24,7 +24,7 @@ class PolicyOutput:
     logprobs: Float[Tensor, "tokens"]
     # Of the distribution over the candidate set, in nats; detached unless their gradient was asked for.
     entropies: Float[Tensor, "tokens"]
-    # None where no routing was recorded.
+    # None where no routing was captured.
     agreement: RoutingAgreement | None
     # Before each token is chosen; None without a value head.
     values: Float[Tensor, "tokens"] | None = None

@@ -35,7 +35,7 @@ class ValueHead(nn.Module):
 class Critic(nn.Module):
     """A base model with a value head in place of the output matrix.
 
-    An MoE routes live here: what was recorded is the routing of the policy.
+    An MoE routes live here: what was captured is the routing of the policy.
     """
 
     def __init__(self, model: Any, sharding: Sharding | None = None) -> None:

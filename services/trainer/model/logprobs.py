@@ -1,8 +1,8 @@
 """Log-probabilities of tokens over the candidate sets they were sampled from.
 
-    lp(token) = z(token) − logsumexp(z at the recorded ids),   z = logits / temperature
+    lp(token) = z(token) − logsumexp(z at the candidate ids),   z = logits / temperature
 
-Where a candidate set is recorded only its rows of the output matrix are read; where the whole vocabulary was allowed
+Where there is a candidate set only its rows of the output matrix are read; where the whole vocabulary was allowed
 the matrix is read in blocks. Either way nothing of size [tokens, vocabulary] exists. Sums run in float32, or float64
 for float64 input.
 """
@@ -94,13 +94,13 @@ def token_logprobs(
     whole = candidates.counts == 0
     if not bool(whole.any()):
         return _apply(_CandidateSets, hidden, weight, bias, query)
-    everywhere, recorded = whole.nonzero().squeeze(1), (~whole).nonzero().squeeze(1)
-    kept = PackedCandidates(candidates.counts[recorded], candidates.token_ids)
+    everywhere, restricted = whole.nonzero().squeeze(1), (~whole).nonzero().squeeze(1)
+    kept = PackedCandidates(candidates.counts[restricted], candidates.token_ids)
     first = _apply(_WholeVocabulary, hidden[everywhere], weight, bias, query.rows(everywhere, None))
-    if not len(recorded):
+    if not len(restricted):
         return first
-    second = _apply(_CandidateSets, hidden[recorded], weight, bias, query.rows(recorded, kept))
-    order = torch.cat([everywhere, recorded]).argsort()
+    second = _apply(_CandidateSets, hidden[restricted], weight, bias, query.rows(restricted, kept))
+    order = torch.cat([everywhere, restricted]).argsort()
     return torch.cat([first[0], second[0]])[order], torch.cat([first[1], second[1]])[order]
 
 

@@ -66,7 +66,7 @@ class Policy(nn.Module):
         """Log-probs of the completion tokens at the sampler's temperature and candidates, and entropies, in nats.
 
         With a value head or a critic, third, the value before each token is chosen. Entropies are detached unless
-        `entropy_gradient`. `keep_routing` replays the recorded experts; else they are only compared. Raises InvalidData
+        `entropy_gradient`. `keep_routing` replays the captured experts; else they are only compared. Raises InvalidData
         for data that is not this model's.
         """
         self.agreement = None
@@ -83,13 +83,13 @@ class Policy(nn.Module):
             raise InvalidData(
                 "packing_inexact", f"{self.facts.model_type} mixes packed samples, expected one sample a batch"
             )
-        recorded = batch.routing is not None and self.routing is not None
-        if recorded:
+        captured = batch.routing is not None and self.routing is not None
+        if captured:
             self.routing.open(batch.routing, override=keep_routing)  # type: ignore[union-attr, arg-type]
         finished = False
         try:
             hidden = self._hidden(batch)
-            if recorded:
+            if captured:
                 self.agreement = self.routing.agreement()  # type: ignore[union-attr]
             finished = True
         finally:

@@ -1,7 +1,7 @@
 """Keep routing: the trainer's experts are the sampler's, while the gates stay the trainer's own.
 
-A forward hook on each router of the model recomputes the family's gate weights at the recorded experts, so gradient
-reaches the router and only the choice is replayed (DeepSeek-V3.2 report, section 3.1). The record is looked up by
+A forward hook on each router of the model recomputes the family's gate weights at the captured experts, so gradient
+reaches the router and only the choice is replayed (DeepSeek-V3.2 report, section 3.1). The routing is looked up by
 layer, never by the order of calls: gradient checkpointing runs the routers again during backward.
 """
 
@@ -173,7 +173,7 @@ class RoutingAgreement:
 
 
 @dataclass
-class _Record:
+class _Open:
     routing: Int[Tensor, "positions layers experts_per_token"]
     override: bool
     agreeing: dict[int, Tensor] = field(default_factory=dict)
@@ -188,7 +188,7 @@ class RoutingReplay:
     def __init__(self, routers: Sequence[Router], *, experts: int, experts_per_token: int) -> None:
         self._shape = (len(routers), experts_per_token)
         self._experts = experts
-        self._record: _Record | None = None
+        self._open: _Open | None = None
         for layer, router in enumerate(routers):
             router.module.register_forward_hook(self._hook(layer, router))
 
@@ -198,11 +198,11 @@ class RoutingReplay:
 
     @property
     def is_open(self) -> bool:
-        return self._record is not None
+        return self._open is not None
 
     def open(self, routing: Int[Tensor, "positions layers experts_per_token"], *, override: bool) -> None:
         """`override` False only measures agreement. Raises InvalidData for routing that cannot be this model's."""
-        if self._record is not None:
+        if self._open is not None:
             raise RuntimeError("a routing replay is already open: the backward of the last forward has not ended")
         if routing.ndim != 3 or tuple(routing.shape[1:]) != self._shape:
             raise InvalidData(
@@ -217,10 +217,10 @@ class RoutingReplay:
         ordered = routing.sort(dim=2).values
         if bool((ordered[:, :, 1:] == ordered[:, :, :-1]).any()):
             raise InvalidData("routing_duplicate", "routing names one expert twice for a token")
-        self._record = _Record(routing, override)
+        self._open = _Open(routing, override)
 
     def close(self) -> None:
-        self._record = None
+        self._open = None
 
     @contextmanager
     def replaying(
@@ -234,31 +234,31 @@ class RoutingReplay:
 
     def agreement(self) -> RoutingAgreement:
         """Of the open replay. Raises InvalidData when a layer has not routed yet."""
-        if self._record is None:
+        if self._open is None:
             raise RuntimeError("no routing replay is open")
-        agreeing = self._record.agreeing
+        agreeing = self._open.agreeing
         if missing := [layer for layer in range(self.layers) if layer not in agreeing]:
             raise InvalidData(
                 "routing_unused", f"MoE layers {missing} did not route in this forward, so nothing was replayed"
             )
         counts = torch.stack([agreeing[layer] for layer in range(self.layers)]).tolist()
-        return RoutingAgreement(self._record.routing.shape[0], tuple(counts))
+        return RoutingAgreement(self._open.routing.shape[0], tuple(counts))
 
     def _hook(self, layer: int, router: Router) -> Any:
-        def replay(_module: nn.Module, _arguments: tuple[Any, ...], output: tuple[Tensor, ...]) -> Any:
-            record = self._record
-            if record is None:
+        def hook(_module: nn.Module, _arguments: tuple[Any, ...], output: tuple[Tensor, ...]) -> Any:
+            replay = self._open
+            if replay is None:
                 return None
             native = router.rule.indices(output)
-            chosen = record.routing[:, layer]
+            chosen = replay.routing[:, layer]
             if native.shape != chosen.shape:
                 raise InvalidData(
                     "routing_rows",
                     f"routing has {chosen.shape[0]} rows, layer {layer} routes {native.shape[0]} positions",
                 )
-            if layer not in record.agreeing:
+            if layer not in replay.agreeing:
                 same = (native.sort(dim=1).values == chosen.sort(dim=1).values).all(dim=1)
-                record.agreeing[layer] = same.sum()
-            return router.rule.replace(router.module, output, chosen.to(native.dtype)) if record.override else None
+                replay.agreeing[layer] = same.sum()
+            return router.rule.replace(router.module, output, chosen.to(native.dtype)) if replay.override else None
 
-        return replay
+        return hook

@@ -23,9 +23,9 @@ class CollapseGuard:
         self._best_mean: float | None = None
         self._scores = comparable_scores(evaluations)
         since = self._scores[0].step if self._scores else 0
-        for record in steps:
-            if record["step"] > since and "reward_mean" in record["metrics"]:
-                self.rewarded(record["metrics"]["reward_mean"])
+        for entry in steps:
+            if entry["step"] > since and "reward_mean" in entry["metrics"]:
+                self.rewarded(entry["metrics"]["reward_mean"])
 
     @property
     def best(self) -> Score | None:
