@@ -102,20 +102,20 @@ class SampleBytes:
     # Were routing stored layer after layer.
     routing_by_layer: int
     candidates: int
-    candidates_mean: float
+    candidate_set_size: float
     # The whole blob, with what frames its parts.
     replay: int
 
 
 def measure_sample(
-    model: Architecture, length: int, choice: Choice, candidates_mean: float, generator: np.random.Generator
+    model: Architecture, length: int, choice: Choice, candidate_set_size: float, generator: np.random.Generator
 ) -> SampleBytes:
-    """`candidates_mean` 0 stands for sampling from the whole vocabulary."""
+    """`candidate_set_size` 0 stands for sampling from the whole vocabulary."""
     tokens = draw_tokens(length, model.vocabulary, generator)
     routing = draw_routing(model, tokens[:-1], choice, generator)
     sets = None
-    if candidates_mean:
-        sets = draw_candidates(tokens[PROMPT:], candidates_mean, 50, model.vocabulary, generator)
+    if candidate_set_size:
+        sets = draw_candidates(tokens[PROMPT:], candidate_set_size, 50, model.vocabulary, generator)
     replay = encode_replay("0123abcd-4567/0/0", Replay(routing, sets))
     message = tensor_pb2.ReplayData.FromString(replay)
     scored = scored_group(tokens[:PROMPT], tokens[PROMPT:], generator)
@@ -127,7 +127,7 @@ def measure_sample(
         routing=len(message.routing.data),
         routing_by_layer=0 if routing is None else len(encode_tensor(routing.transpose(1, 0, 2)).data),
         candidates=len(message.candidate_counts.data) + len(message.candidate_ids.data),
-        candidates_mean=float(sets.counts.mean()) if sets is not None else 0.0,
+        candidate_set_size=float(sets.counts.mean()) if sets is not None else 0.0,
         replay=len(replay),
     )
 
@@ -171,7 +171,7 @@ def scored_group(
 
 def order_bytes(order: step_pb2.StepOrder) -> dict[str, float]:
     """Bytes per completion token of a recorded step, by part, and the mean size of the candidate sets."""
-    parts = dict.fromkeys(("entry", "routing_raw", "routing", "candidates", "replay", "candidates_mean"), 0.0)
+    parts = dict.fromkeys(("entry", "routing_raw", "routing", "candidates", "replay", "candidate_set_size"), 0.0)
     parts["entry"] = float(sum(scored.ByteSize() for scored in order.groups))
     positions = sum(len(sample.token_ids) for scored in order.groups for sample in scored.group.samples)
     for data in order.replay:
@@ -181,7 +181,7 @@ def order_bytes(order: step_pb2.StepOrder) -> dict[str, float]:
         parts["routing"] += len(replay.routing.data)
         parts["candidates"] += len(replay.candidate_counts.data) + len(replay.candidate_ids.data)
         parts["replay"] += len(data)
-        parts["candidates_mean"] += replay.candidate_ids.shape[0] if replay.candidate_ids.shape else 0
+        parts["candidate_set_size"] += replay.candidate_ids.shape[0] if replay.candidate_ids.shape else 0
     packed = zstandard.ZstdCompressor(level=3).compress(order.SerializeToString())
     return {name: value / positions for name, value in parts.items()} | {"order_file": len(packed) / positions}
 
@@ -267,7 +267,7 @@ def token_rows(lengths: Sequence[int], seed: int) -> Iterator[list[str]]:
             measured = measure_sample(model, length, "uniform", mean, np.random.default_rng(seed))
             completion = length - PROMPT
             yield [
-                f"{measured.candidates_mean:.2f}",
+                f"{measured.candidate_set_size:.2f}",
                 str(length),
                 f"{measured.prompt / PROMPT:.1f}",
                 f"{measured.completion / completion:.1f}",
@@ -278,7 +278,7 @@ def token_rows(lengths: Sequence[int], seed: int) -> Iterator[list[str]]:
 def recorded_rows(run: Path) -> Iterator[list[str]]:
     for recorded in recorded_steps(run):
         parts = order_bytes(recorded.order())
-        names = ("entry", "routing_raw", "routing", "candidates_mean", "candidates", "order_file")
+        names = ("entry", "routing_raw", "routing", "candidate_set_size", "candidates", "order_file")
         yield [str(recorded.record.step), *(f"{parts[name]:.2f}" for name in names)]
 
 

@@ -190,8 +190,8 @@ def _default(key: Key) -> str:
     empty: Any = {} if key.schema.get("type") == "object" else []
     default = "Required" if key.required else f"Default `{_yaml(key.schema.get('default', empty))}`"
     # Where the type tells all of the form, an example would say no more.
-    told = "enum" in key.schema or key.schema.get("type") in {"number", "integer"}
-    examples = [] if told else key.schema.get("examples", [])
+    evident = "enum" in key.schema or key.schema.get("type") in {"number", "integer"}
+    examples = [] if evident else key.schema.get("examples", [])
     return default + "".join(f", for example `{_yaml(each)}`" for each in examples)
 
 

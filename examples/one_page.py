@@ -136,7 +136,7 @@ def loss_and_gradients(policy: Policy, reference: Policy, samples: Sequence[Trai
     distance = reference_logprobs - logprobs
     kl = ratio.clamp(max=KL_CLIP_RATIO) * (distance.expm1() - distance)
 
-    # The mask takes only the policy term away: a masked sequence still counts, and is still held to the reference.
+    # The mask takes only the policy term away: a masked sequence still counts, and still has its KL to the reference.
     loss = segment_mean(kept[sequences] * policy_term + KL_COEF * kl, sequences, len(samples)).mean()
     loss.backward()  # type: ignore[no-untyped-call]
     return Report(loss.item(), kl.mean().item(), ratio.mean().item(), (~kept).double().mean().item(), agreement)

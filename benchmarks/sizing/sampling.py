@@ -20,8 +20,8 @@ class Replica:
 def cache_tokens(model: Architecture, replica: Replica, gpu: Gpu, assumptions: Assumptions) -> int:
     """Tokens that the KV cache holds; 0 where the weights do not fit.
 
-    Tensor parallelism cuts the cache by heads: a model with fewer KV heads than GPUs, or one latent for all heads, has
-    it several times.
+    Tensor parallelism splits the cache by heads: a model with fewer KV heads than GPUs, or one latent for all heads,
+    has it several times.
     """
     free = gpu.memory * assumptions.memory_share - 2.0 * model.parameters / replica.gpus
     return max(0, int(free / (model.kv_bytes_per_token / _cache_parts(model, replica))))

@@ -24,12 +24,12 @@ class TrainerSetup:
 
 
 def state_bytes(parameters: int, ranks: int, zero_stage: Literal[1, 2, 3]) -> float:
-    """Parameters and gradients in bf16 (2 + 2), fp32 masters and two moments (12); ZeRO cuts 12, 14 or 16 of them.
+    """Parameters and gradients in bf16 (2 + 2), fp32 masters and two moments (12); ZeRO shards 12, 14 or 16 of them.
 
     (Rajbhandari et al. 2020, arXiv 1910.02054, section 3.)
     """
-    whole, cut = {1: (4, 12), 2: (2, 14), 3: (0, 16)}[zero_stage]
-    return parameters * (whole + cut / ranks)
+    whole, sharded = {1: (4, 12), 2: (2, 14), 3: (0, 16)}[zero_stage]
+    return parameters * (whole + sharded / ranks)
 
 
 def activation_bytes_per_token(model: Architecture, *, gradient_checkpointing: bool) -> float:
@@ -54,7 +54,7 @@ def _mlp_activations(model: Architecture) -> int:
 class GpuMemory:
     """Bytes on each GPU of the trainer, and what must fit while the model is read.
 
-    ZeRO-3 cuts a model as it is read, and then has one layer at a time whole to probe it. int8 is never cut.
+    ZeRO-3 shards a model as it is read, and then has one layer at a time whole to probe it. int8 is never sharded.
     """
 
     state: float
@@ -70,16 +70,16 @@ class GpuMemory:
 
 
 def gpu_memory(model: Architecture, setup: TrainerSetup) -> GpuMemory:
-    cut = setup.zero_stage == 3
-    part = setup.ranks if cut else 1
+    sharded = setup.zero_stage == 3
+    part = setup.ranks if sharded else 1
     per_token = activation_bytes_per_token(model, gradient_checkpointing=setup.gradient_checkpointing)
     held = REFERENCE_BYTES[setup.reference] if setup.reference_on_gpu else 0
     return GpuMemory(
         state=state_bytes(model.parameters, setup.ranks, setup.zero_stage),
-        gathered=4.0 * model.largest_layer if cut else 0.0,
+        gathered=4.0 * model.largest_layer if sharded else 0.0,
         reference=held * model.parameters / (part if setup.reference == "bfloat16" else 1),
         activations=per_token * setup.tokens_per_microbatch,
-        start=2.0 * model.parameters / part + (2.0 * model.largest_layer if cut else 0.0),
+        start=2.0 * model.parameters / part + (2.0 * model.largest_layer if sharded else 0.0),
     )
 
 
@@ -102,8 +102,8 @@ class StepTime:
 
 def step_time(model: Architecture, work: Workload, setup: TrainerSetup, gpu: Gpu, assumptions: Assumptions) -> StepTime:
     """ZeRO-3 gathers the parameters for each forward of the policy (training, measuring) and for backward, scatters
-    gradients and gathers a reference that is cut, 2 bytes a parameter each time and micro-batch. ZeRO-1 and 2 reduce
-    gradients and gather parameters once.
+    gradients and gathers a reference that is sharded, 2 bytes a parameter each time and micro-batch. ZeRO-1 and 2
+    reduce gradients and gather parameters once.
     """
     flops = work.tokens * forwards(setup) * model.forward_flops(work.length)
     microbatches = math.ceil(work.tokens / (setup.tokens_per_microbatch * setup.ranks))

@@ -49,7 +49,7 @@ class Report:
 def build(
     output: Path, seed: int, settings: WarmupSettings, *, sizes: Sizes | None = None, console: Console | None = None
 ) -> Report:
-    """Makes, warms up and writes everything; `output` appears whole or not at all.
+    """Makes, warms up and writes everything; `output` appears atomically.
 
     Raises FileExistsError where `output` holds something already.
     """

@@ -16,7 +16,7 @@ from examples.smollm2.tokenizer import build_tokenizer
 
 
 def convert(source: Path, output: Path) -> int:
-    """Writes a Hugging Face checkpoint in bfloat16; `output` appears whole or not at all. Returns its parameters.
+    """Writes a Hugging Face checkpoint in bfloat16; `output` appears atomically. Returns its parameters.
 
     Raises FileExistsError where `output` holds something already, and SourceError where the file is not as expected.
     """

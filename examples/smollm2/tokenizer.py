@@ -9,7 +9,7 @@ from examples.smollm2.source import SourceError, TokenizerMetadata
 def build_tokenizer(metadata: TokenizerMetadata, *, max_length: int) -> PreTrainedTokenizerFast:
     """Byte-level BPE that splits every digit off first, as the pre-tokenizer named smollm does.
 
-    transformers' own conversion leaves that split out: it then cuts the white space before a digit differently.
+    transformers' own conversion leaves that split out: it then splits the white space before a digit differently.
     Raises SourceError for another kind of tokenizer.
     """
     if (metadata.model, metadata.pre, metadata.add_bos_token) != ("gpt2", "smollm", False):

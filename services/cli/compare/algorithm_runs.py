@@ -54,7 +54,7 @@ def plan_runs(
 def train(config_file: Path, run: AlgorithmRun, fresh: bool) -> int:
     """The exit status of its `trivet up`, which shows its progress on the terminal.
 
-    It leads a session of its own; an interrupt is handed on to it, so that it leaves a checkpoint.
+    It has a session of its own; an interrupt is handed on to it, so that it leaves a checkpoint.
     """
     command = [sys.executable, "-m", "services.cli", "up", str(config_file), *(["--fresh"] if fresh else [])]
     secret = [override for override in run.overrides if hidden_override(override) != override]

@@ -7,7 +7,7 @@ from rich.table import Table
 
 from services.common.run_files.compare_report import CompareReport
 
-# The rest of the values is in the JSON.
+# The other step metrics are in the JSON.
 ROWS = (
     ("loss", "loss"),
     ("policy_loss", "policy term"),

@@ -38,7 +38,7 @@ class AlgorithmConfig(Section):
         "without it, the algorithm's own",
     )
     dynamic_sampling_rounds: int = Field(
-        3, ge=1, description="at most so many batches of groups are replaced before a step; then the rest is trained on"
+        3, ge=1, description="batches of groups replaced before a step, at most; the step then trains on what there is"
     )
     gamma: float = Field(1.0, ge=0, le=1, description="discount per token (ppo)")
     gae_lambda: float = Field(0.95, ge=0, le=1, description="bias against variance in the advantages (ppo)")

@@ -79,7 +79,7 @@ class BlobConfig(Section):
         examples=["s3://bucket/prefix"],
     )
     max_bytes: int = Field(64 * 2**20, gt=0, description="a larger blob is refused")
-    ttl_seconds: int = Field(86_400, gt=0, description="Redis drops a blob nobody fetched for so long")
+    ttl_seconds: int = Field(86_400, gt=0, description="after this, Redis drops a blob that nobody has fetched")
 
 
 class ServerConfig(Section):

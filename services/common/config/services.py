@@ -83,7 +83,7 @@ class RewardConfig(Section):
     )
     scorer_user: str | None = Field(
         None,
-        description="who scorers run as where the service is root; without it nobody, if that user can read Python",
+        description="user of the scorers where the service is root; without it nobody, if that user can read Python",
     )
     cache_size: int = Field(10_000, ge=0, description="scores of deterministic scorers kept for equal samples; 0: none")
     concurrent_groups: int = Field(64, ge=1, description="groups that one reward service scores at a time")
@@ -111,7 +111,7 @@ class OptimizerConfig(Section):
 
 
 class ReferenceConfig(Section):
-    """The frozen policy that the KL term and DPO hold on to. Without either, none is loaded."""
+    """The frozen policy that the KL term and DPO compare with. Without either, none is loaded."""
 
     path: str | None = Field(None, description="the checkpoint; without it, model.path")
     dtype: Literal["float32", "bfloat16", "int8"] | None = Field(
@@ -125,12 +125,14 @@ class ReferenceConfig(Section):
 class RecordingConfig(Section):
     """Steps written down so that they can be run again (`trivet rerun`, `trivet compare`)."""
 
-    every: int = Field(0, ge=0, description="one step in so many, the first included; 0 records none")
-    keep: int = Field(10, ge=1, description="each takes as much disk as a checkpoint: the newest so many stay")
+    every: int = Field(0, ge=0, description="record one step out of this many, the first included; 0 records none")
+    keep: int = Field(
+        10, ge=1, description="recorded steps to keep, the newest; each takes as much disk as a checkpoint"
+    )
 
 
 class CollapseConfig(Section):
-    """When a run that has lost what it had learnt ends, naming its best checkpoint (exit status 4)."""
+    """When a run that has lost what it had learned ends, naming its best checkpoint (exit status 4)."""
 
     evaluation_share: float = Field(
         0.5,
@@ -139,7 +141,7 @@ class CollapseConfig(Section):
         description="a held-out accuracy below this share of the best one, and by more than chance, has fallen; "
         "0 for never",
     )
-    evaluations: int = Field(3, ge=1, description="so many fallen evaluations in a row end the run")
+    evaluations: int = Field(3, ge=1, description="fallen evaluations in a row that end the run")
     reward_share: float = Field(
         0.25,
         ge=0,
@@ -178,7 +180,7 @@ class TrainerConfig(Section):
     recording: RecordingConfig = RecordingConfig()
     checkpoint_every: int = Field(20, ge=1, description="steps between checkpoints; the last step has one as well")
     keep_checkpoints: int = Field(
-        3, ge=1, description="the newest so many, and in addition the one with the best held-out score"
+        3, ge=1, description="checkpoints to keep, the newest; in addition the one with the best held-out score"
     )
     collapse: CollapseConfig = CollapseConfig()
     keep_weights: int = Field(4, ge=2, description="published versions left on disk")

@@ -17,7 +17,7 @@ class WeightsConfig(Section):
         10,
         ge=1,
         le=32,
-        description="with nccl or ipc: one version in so many goes to disk too, in addition to the first, the last, "
+        description="with nccl or ipc: one version of this many goes to disk too, in addition to the first, the last, "
         "those of checkpoints, and any that a rollout missed",
     )
     timeout_seconds: float = Field(

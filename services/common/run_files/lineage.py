@@ -40,7 +40,7 @@ def config_version(config: Config) -> str:
 
 
 def evaluation_version(config: Config) -> str:
-    """Of all that a held-out score depends on besides the policy and the rows: equal ones can be compared."""
+    """Of all that a held-out score depends on apart from the policy and the rows: equal ones can be compared."""
     asked = [
         config.evaluation.model_dump(mode="json", include={"prompts", "success_reward"}),
         config.reward.model_dump(mode="json", include={"scorers", "minimum", "maximum", "normalize"}),

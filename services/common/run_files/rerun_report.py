@@ -38,7 +38,7 @@ class ValuePair(_Part):
 
     @property
     def scaled(self) -> float:
-        """|recorded − rerun| over max(1, |recorded|): what a tolerance is held against."""
+        """|recorded − rerun| over max(1, |recorded|): what a tolerance is compared with."""
         return self.absolute / max(1.0, abs(self.recorded or 0.0)) if math.isfinite(self.absolute) else math.inf
 
 

@@ -15,7 +15,7 @@ from services.common.errors import InvalidData, Outage, TrivetError
 M = TypeVar("M", bound=Message)
 
 FIELD = b"message"
-# The newest so many letters stay, and of each entry and reason so much: what is given up must not fill Redis.
+# The newest letters stay, with a part of each entry and reason: what is given up must not fill Redis.
 DEAD_LETTERS_KEPT = 1_000
 PAYLOAD_BYTES_KEPT = 2**20
 REASON_CHARACTERS_KEPT = 2_000
@@ -29,7 +29,7 @@ def dead_letter(
     if len(reason) > REASON_CHARACTERS_KEPT:
         reason = f"{reason[:REASON_CHARACTERS_KEPT]}… ({len(reason)} characters)"
     if len(payload) > PAYLOAD_BYTES_KEPT:
-        reason += f" [payload cut: the first {PAYLOAD_BYTES_KEPT} of {len(payload)} bytes]"
+        reason += f" [payload truncated: the first {PAYLOAD_BYTES_KEPT} of {len(payload)} bytes]"
     return sample_pb2.DeadLetter(
         stream=stream,
         entry_id=entry_id,
@@ -59,7 +59,7 @@ class DeadLetters:
         metrics.DEAD_LETTERS.labels(letter.stream, letter.code).inc()
 
     def report(self, letter: sample_pb2.DeadLetter) -> None:
-        """Of what is already gone. A Redis that takes nothing more gets no letter: the log has the reason."""
+        """Of what was already removed. A Redis that takes nothing more gets no letter: the log has the reason."""
         with suppress(Outage):
             self.add(letter)
 

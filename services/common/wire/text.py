@@ -2,7 +2,7 @@
 
 
 def readable(value: object, limit: int) -> str:
-    """`value` as text that a protobuf, a log and a terminal can take, cut to `limit` characters.
+    """`value` as text that a protobuf, a log and a terminal can take, truncated to `limit` characters.
 
     Lone surrogates and control characters, line ends and tabs aside, become U+FFFD. Never raises, whatever str() does.
     """

@@ -47,7 +47,7 @@ class ForkServer:
                 self._control.send(json.dumps({"ended": number, "status": status}).encode())
 
     def _wait(self, seconds: float) -> bool:
-        """False once the service has gone."""
+        """False once the service has ended."""
         control = self._control.fileno()
         ready, _, _ = select.select([control, self._wake_reading], [], [], seconds)
         if self._wake_reading in ready:

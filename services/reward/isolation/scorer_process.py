@@ -68,7 +68,7 @@ def _checked(value: Any) -> float | ScorerFailure:
 
 
 def _describe(error: BaseException) -> str:
-    """The exception and where it was raised, ending with what matters when it is cut."""
+    """The exception and where it was raised, ending with what matters if it is truncated."""
     place = error.__traceback__
     while place is not None and place.tb_next is not None:
         place = place.tb_next

@@ -20,7 +20,7 @@ from services.reward.scorers import BUILT_IN
 from services.reward.scorers.types import ScorerFailure
 
 START_SECONDS = 120.0
-# A killed process that is not gone so long after will not go: the fork server is replaced.
+# A killed process that still runs after this will not end: the fork server is replaced.
 STUCK_SECONDS = 30.0
 CONTROL_BYTES = 4_096
 

@@ -20,7 +20,7 @@ Array = np.ndarray[Any, Any]
 
 
 class CaptureGap(RuntimeError):
-    """A position was forwarded that no earlier pass leads up to: the captured rows would have a gap."""
+    """A position was forwarded that does not follow the earlier ones: the captured rows would have a gap."""
 
 
 class Chunk(TypedDict):

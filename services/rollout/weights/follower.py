@@ -83,8 +83,8 @@ class WeightFollower:
         """Returns once the engine may sample the prompt of the stream's entry, which asks for `version` or newer.
 
         A trainer announces a version before it asks for it. So where the newest announcement is the younger of the
-        two, and of an older version, the trainer has gone back to a checkpoint since: then the engine need only be on
-        that. And under a version that the trainer has gone back from nothing is sampled. Raises NotServed after the
+        two, and of an older version, the trainer has returned to a checkpoint since: then the engine need only be on
+        that. And nothing is sampled under a version that the trainer has abandoned. Raises NotServed after the
         load timeout.
         """
         # What was announced before the prompt was issued is known before it is sampled.

@@ -52,9 +52,9 @@ def compute_loss(inputs: LossInputs, objective: Objective) -> LossOutputs:
     """Σ share · (kept · w · policy term + c_v · value term − c_e · entropy + coef · KL) over the tokens.
 
     The sequence mask, the mask of truncated sequences and the importance weight w touch only the policy term: a
-    masked sequence's tokens still count in every denominator, are still held to the reference, and still teach the
-    value head. Without reference log-probabilities there is no KL term, without a value head no value term, and
-    without an entropy coefficient no bonus.
+    masked sequence's tokens still count in every denominator and in the KL, and still teach the value head. Without
+    reference log-probabilities there is no KL term, without a value head no value term, and without an entropy
+    coefficient no bonus.
 
     A token that is clipped, masked or given weight 0 touches neither loss nor gradient, whatever its ratio. A product
     that is finite is so here where one of its factors overflows.

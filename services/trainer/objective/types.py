@@ -7,7 +7,7 @@ Glossary:
     current   the policy that is trained; the only one that carries gradient
     old       the policy in the ratio's denominator: the sampler's, or the trainer's own before the step
     rollout   the policy as the sampler evaluated it
-    reference the frozen policy that the KL term holds on to
+    reference the frozen policy that the KL term compares with
 
 All log-probabilities are of the sampled tokens, over the same candidate set, at the sampler's temperature.
 """

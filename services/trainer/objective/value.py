@@ -9,7 +9,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class ValueLoss:
-    """coef · half the squared error; `clip` is how far a value may move from the old one in a step, 0 for any way.
+    """coef · half the squared error; `clip` bounds how far a value may move in a step; 0 for no bound.
 
     Raises ValueError for a coef or clip that is negative or not a number.
     """

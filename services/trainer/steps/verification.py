@@ -67,13 +67,13 @@ class Verifier:
     def check_evaluation(self, scored: sample_pb2.ScoredGroup, issued: sample_pb2.Prompt) -> None:
         """Raises InvalidData that names the field, its value and what was expected."""
         self._check(scored, issued, {SamplingSettings.of(issued)})
-        # Nothing is published during an evaluation, so that one of its groups can be ahead only of a run that has gone
-        # back to an earlier checkpoint.
+        # Nothing is published during an evaluation, so that one of its groups can be ahead only of a run that has
+        # returned to an earlier checkpoint.
         newest = _newest_version(scored)
         if newest > issued.min_version:
             raise InvalidData(
                 VERSION_ABANDONED,
-                f"group {issued.group_id} was sampled under version {newest}, from which the run has gone back to "
+                f"group {issued.group_id} was sampled under version {newest}, from which the run has returned to "
                 f"{issued.min_version}",
             )
 

@@ -119,7 +119,7 @@ class MemberUpdate:
 
 
 class GroupUpdate:
-    """One version to all members. Where one way leads to all of them (`collective`), one failure is everybody's."""
+    """One version to all members. Where one broadcast reaches them all (`collective`), one failure is everybody's."""
 
     def __init__(self, members: Sequence[Member], seconds: float, *, collective: bool) -> None:
         self._collective = collective

@@ -1,4 +1,4 @@
-"""Tensors side by side in one buffer of bytes, cut as vLLM's receivers cut it."""
+"""Tensors side by side in one buffer of bytes, split as vLLM's receivers split it."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -56,7 +56,7 @@ def fill(
 ) -> Tensor:
     """Copies the part's tensors out of `tensors` and returns its bytes of `buffer`.
 
-    Raises InvalidData where they are not the expected ones: the receivers would cut the bytes in other places.
+    Raises InvalidData where they are not the expected ones: the receivers would split the bytes in other places.
     """
     offset = 0
     for index in range(part.first, part.first + part.count):

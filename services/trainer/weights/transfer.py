@@ -59,7 +59,7 @@ class WeightTransfer:
         alive = self._registry.alive()
         able = [entry for entry in alive if self._is_able(entry)]
         if _keys(able) != self._wanted:
-            # Others than before: whatever stood in the way may be gone.
+            # Others than before: what stood in the way may have ended.
             self._wanted, self._pause = _keys(able), 0
             self._leave()
         if _keys(able) != self._keys():

@@ -323,7 +323,7 @@ def test_measured_tokens_are_what_the_calculator_takes() -> None:
     measured = measure_bytes.measure_sample(DENSE_8B, 8192, "uniform", 4.0, np.random.default_rng(3))
     assert measured.prompt / 512 == pytest.approx(MEASURED.prompt_token, rel=0.05)
     assert measured.completion / 7680 == pytest.approx(MEASURED.completion_token, rel=0.05)
-    expected = MEASURED.candidate_base + MEASURED.candidate_id * measured.candidates_mean
+    expected = MEASURED.candidate_base + MEASURED.candidate_id * measured.candidate_set_size
     assert measured.candidates / 7680 == pytest.approx(expected, rel=0.05)
 
 
@@ -371,7 +371,7 @@ def test_bytes_of_a_recorded_order() -> None:
     data = encode_replay("s", measure_bytes.Replay(routing, sets))
     found = measure_bytes.order_bytes(step_pb2.StepOrder(groups=[scored], replay=[data]))
     assert found["routing_raw"] == 384 * 19 / 10
-    assert found["candidates_mean"] == len(sets.token_ids) / 10
+    assert found["candidate_set_size"] == len(sets.token_ids) / 10
     assert found["replay"] == len(data) / 10
     assert found["entry"] == scored.ByteSize() / 10
     assert sample_pb2.ScoredGroup.FromString(scored.SerializeToString()) == scored

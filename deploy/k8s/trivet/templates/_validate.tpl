@@ -99,7 +99,7 @@
 {{- fail "redis.enabled is false and secrets.existingSecret is empty, expected a Secret whose key redis-url is the address of the Redis to use" -}}
 {{- end -}}
 {{- if and .Values.networkPolicy.enabled (not .Values.redis.external.cidrs) -}}
-{{- fail "redis.external.cidrs is empty while networkPolicy.enabled is true: the network policies would cut the services off from Redis" -}}
+{{- fail "redis.external.cidrs is empty while networkPolicy.enabled is true: the network policies would keep the services from Redis" -}}
 {{- end -}}
 {{- if and (or (eq .Values.rollout.autoscaling.kind "keda") (eq .Values.reward.autoscaling.kind "keda")) (not .Values.redis.external.address) -}}
 {{- fail "redis.external.address is empty, expected host:port: KEDA asks Redis for the streams' lengths" -}}
