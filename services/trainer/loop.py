@@ -109,7 +109,7 @@ class TrainingLoop:
                 fit = self._train(order)
                 if fit:
                     self._publish()
-                self._record(order)
+                self._report(order)
                 self._soundness.refuse(self._step, fit, self._newest)
                 if self._due(self._config.trainer.checkpoint_every):
                     self._save()
@@ -215,7 +215,7 @@ class TrainingLoop:
             # Before anything else, so that the rollouts have work while the rest is written down.
             self._rank_zero.source.issue()
 
-    def _record(self, order: step_pb2.StepOrder) -> None:
+    def _report(self, order: step_pb2.StepOrder) -> None:
         if self._rank_zero is None:
             return
         sampled = self._config.data.preferences is None

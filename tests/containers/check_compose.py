@@ -92,7 +92,7 @@ def test_every_panel_has_data(deployment: Deployment) -> None:
 
 
 def test_a_new_setting_ends_the_training(deployment: Deployment) -> None:
-    """The trainer stops with a checkpoint, goes on from it, and ends with 0."""
+    """The trainer stops with a checkpoint, resumes from it, and ends with 0."""
     deployment.until(lambda: deployment.step() >= STEPS, f"step {STEPS}", TRAIN_SECONDS)
     steps = deployment.step() + 10
     deployment.set(TRIVET__TRAINER__STEPS=str(steps))

@@ -394,7 +394,7 @@ CASES = {
 NOT_FINITE_CASES = {1: [(1, "float32")], 2: [(2, "float32"), (3, "float32")]}
 PPO_CASES = {1: [(1, "float32"), (3, "bfloat16")], 2: [(2, "float32"), (3, "float32")]}
 
-# By the number of ranks that resume: what the other number saved, and the stage to go on in.
+# By the number of ranks that resume: what the other number saved, and the stage to resume in.
 RECUT = {
     1: [("ppo-2-2-float32", 1, "float32"), ("checkpoint-2-3-float32", 3, "float32")],
     2: [("checkpoint-1-3-bfloat16", 3, "bfloat16")],

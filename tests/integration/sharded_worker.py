@@ -44,18 +44,18 @@ def load(config: Config, sharding: ZeroSharding | None, **extra: Any) -> Policy 
         return f"{refused.code}: {refused}"
 
 
-def differences(cut: Policy, plain: Policy, sharding: ZeroSharding) -> list[str]:
+def differences(sharded: Policy, plain: Policy, sharding: ZeroSharding) -> list[str]:
     """What is not, bit by bit and in kind, as a plain load has it; every parameter is gathered by itself."""
     expected = dict(plain.named_parameters())
-    found = [] if cut.facts == plain.facts else ["facts"]
-    for name, parameter in cut.named_parameters():
+    found = [] if sharded.facts == plain.facts else ["facts"]
+    for name, parameter in sharded.named_parameters():
         own = expected.pop(name)
         if parameter.numel() or parameter.ds_tensor.numel() > -(-own.numel() // torch.distributed.get_world_size()):
             found.append(f"{name} is not sharded")
         with sharding.whole([parameter]):
             if parameter.dtype != own.dtype or not torch.equal(parameter, own):
                 found.append(name)
-    buffers = dict(cut.named_buffers())
+    buffers = dict(sharded.named_buffers())
     for name, buffer in plain.named_buffers():
         own = buffers.pop(name)
         if own.dtype != buffer.dtype or not torch.equal(own, buffer):
@@ -70,14 +70,14 @@ def families(directory: Path) -> dict[str, Any]:
         for dtype in ("float32", "bfloat16"):
             config = configuration(model, dtype)
             critic = str(model) if model.name == "qwen3_moe" else None
-            cut, plain = (load(config, each, critic_path=critic) for each in (sharding, None))
-            if isinstance(cut, Policy) and isinstance(plain, Policy):
+            sharded, plain = (load(config, each, critic_path=critic) for each in (sharding, None))
+            if isinstance(sharded, Policy) and isinstance(plain, Policy):
                 if plain.critic is not None:
                     # DeepSpeed does this to a value head that is not sharded when it takes it.
                     plain.critic.value_head.to(next(plain.parameters()).dtype)
-                found[f"{model.name} {dtype}"] = differences(cut, plain, sharding)
+                found[f"{model.name} {dtype}"] = differences(sharded, plain, sharding)
             else:
-                found[f"{model.name} {dtype}"] = [] if cut == plain else [str(cut), str(plain)]
+                found[f"{model.name} {dtype}"] = [] if sharded == plain else [str(sharded), str(plain)]
     return found
 
 
@@ -103,8 +103,8 @@ def memory(directory: Path) -> dict[str, Any]:
     # Libraries load and allocate what they need once.
     load(small, sharding)
     load(small, None)
-    cut, loading = peak_bytes(lambda: load(config, sharding))
-    assert isinstance(cut, Policy)
+    sharded, loading = peak_bytes(lambda: load(config, sharding))
+    assert isinstance(sharded, Policy)
 
     def reference(by: ZeroSharding | None) -> Reference:
         return load_reference(ReferenceConfig(), config.model, device=torch.device("cpu"), sharding=by)

@@ -31,7 +31,7 @@ def config_file(quickstart_model: Path, tmp_path: Path) -> Path:
     tree["data"]["train"]["path"] = str(quickstart_model / "train.jsonl")
     tree["data"]["validation"]["path"] = str(quickstart_model / "validation.jsonl")
     tree["sampling"] = TRUNCATING
-    # That of a run which goes on somewhere else: an audit's own rollout must leave it alone.
+    # That of a run which continues somewhere else: an audit's own rollout must leave it alone.
     tree["redis"] = {"url": "redis://127.0.0.1:1/0"}
     tree["rollout"]["server"] = {"host": "0.0.0.0", "token": TOKEN}
     file = tmp_path / "run.yaml"

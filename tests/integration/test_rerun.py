@@ -23,7 +23,7 @@ def trivet(*arguments: str) -> "subprocess.CompletedProcess[str]":
 
 @pytest.fixture(scope="module")
 def run(quickstart_model, tmp_path_factory) -> Path:
-    """Two ranks under ZeRO-3, all four mechanisms on, parameters cut as small as they are."""
+    """Two ranks under ZeRO-3, all four mechanisms on, parameters sharded as small as they are."""
     directory = tmp_path_factory.mktemp("recorded")
     tree = yaml.safe_load(QUICKSTART.read_text(encoding="utf-8"))
     del tree["prepare"]

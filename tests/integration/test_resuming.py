@@ -1,4 +1,4 @@
-"""A run whose newest checkpoint is damaged and whose configuration changes while it is away: it goes on, and ends."""
+"""A run whose newest checkpoint is damaged and whose configuration changes while it is away: it resumes, and ends."""
 
 import json
 from collections import Counter

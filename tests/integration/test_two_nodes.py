@@ -177,5 +177,5 @@ def test_two_nodes_train_stop_go_on_and_outlive_the_loss_of_one(cluster: Cluster
     assert finished is not None
     assert finished.state.step == STEPS
     assert finished.state.history == stopped.state.history
-    # One rank alone writes, and steps that a checkpoint did not hold are told again.
+    # One rank alone writes, and steps that a checkpoint did not hold are reported again.
     assert sorted(set(cluster.steps())) == list(range(1, STEPS + 1))

@@ -134,7 +134,7 @@ async def test_an_engine_left_in_the_middle_comes_back_from_disk_and_joins_anew(
         async with asyncio.timeout(120):
             while engine.identity == first or engine.problem is not None:  # noqa: ASYNC110
                 await asyncio.sleep(0.1)
-        # What came from memory is gone with it: the newest on disk is the model itself.
+        # What came from memory is lost with it: the newest on disk is the model itself.
         assert engine.weights.version == 0
         assert is_version((await engine.generate(PROMPT, TOP_K, ids(1), capture=True))[0], 0)
 

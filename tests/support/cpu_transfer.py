@@ -43,7 +43,7 @@ class Sender:
 
     def broadcast(self, buffer):
         for peer in self._peers:
-            # What NCCL does with a peer that is gone: nothing, until the communicator is aborted.
+            # What NCCL does with a peer that has ended: nothing, until the communicator is aborted.
             with contextlib.suppress(OSError):
                 peer.sendall(buffer.numpy().tobytes())
 
@@ -69,7 +69,7 @@ class Receiver:
         while got < len(data):
             count = self._peer.recv_into(view[got:])
             if count == 0:
-                raise RuntimeError("the sender is gone")
+                raise RuntimeError("the sender has ended")
             got += count
         tensor.copy_(torch.frombuffer(data, dtype=torch.uint8))
 

@@ -80,7 +80,7 @@ def deeply_nested():
 
 
 def channels():
-    """Of this process to the service; what it inherited from there besides is the standard streams."""
+    """Of this process to the service; what else it inherited from there is the standard streams."""
     for name in os.listdir("/proc/self/fd"):
         if (
             int(name) > 2
@@ -237,7 +237,7 @@ def runner(prompt, completion, metadata):
 
 
 def family(prompt, completion, metadata):
-    """Four generations of processes, each in a session of its own, that all go on forking."""
+    """Four generations of processes, each in a session of its own, that all keep forking."""
     for _ in range(4):
         os.fork()
     if os.getsid(0) != os.getpid():

@@ -70,7 +70,7 @@ def test_gsm8k_as_the_page_has_it(tmp_path, monkeypatch) -> None:
     ("where", "path", "found"), [("project", "", True), ("elsewhere", "", False), ("elsewhere", "project", True)]
 )
 def test_an_own_module_is_looked_for_in_the_working_directory_and_on_the_path(tmp_path, where, path, found) -> None:
-    """Not beside the YAML as such. The check is started as the service is."""
+    """Not next to the YAML as such. The check is started as the service is."""
     for directory in ("project", "elsewhere"):
         (tmp_path / directory).mkdir()
     (tmp_path / "project/my_rewards.py").write_text("def score(prompt, completion, metadata):\n    return 1.0\n")

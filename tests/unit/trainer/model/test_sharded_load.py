@@ -136,9 +136,9 @@ def test_shards_on_disk_are_read_by_their_index(tmp_path: Path) -> None:
     model.save_pretrained(tmp_path, max_shard_size="20KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 2
     sharding = KeptAside()
-    cut = read_model(str(tmp_path), dtype="float32", device=CPU, sharding=sharding)
+    sharded = read_model(str(tmp_path), dtype="float32", device=CPU, sharding=sharding)
     expected = dict(model.named_parameters())
-    assert all(torch.equal(values, expected[name]) for name, values in sharding.values(cut).items())
+    assert all(torch.equal(values, expected[name]) for name, values in sharding.values(sharded).items())
 
 
 @pytest.mark.parametrize("content", [None, "{", '{"weight_map": []}'])
@@ -207,7 +207,7 @@ def test_value_heads_and_critics_are_cut_with_the_rest(tmp_path: Path) -> None:
 
 def test_a_reference_is_sharded_unless_it_is_int8_or_stays_on_the_cpu_beside_gpus(tmp_path: Path) -> None:
     model = ModelConfig(path=str(saved(tmp_path, "qwen3_moe")), dtype="float32")
-    for reference, device, cuts in (
+    for reference, device, shards in (
         (ReferenceConfig(), CPU, True),
         (ReferenceConfig(dtype="bfloat16"), CPU, True),
         (ReferenceConfig(device="cpu"), CPU, True),
@@ -217,7 +217,7 @@ def test_a_reference_is_sharded_unless_it_is_int8_or_stays_on_the_cpu_beside_gpu
         sharding = KeptAside()
         loaded = load_reference(reference, model, device=device, sharding=sharding)
         assert loaded.facts.model_type == "qwen3_moe"
-        assert bool(sharding.served) is bool(sharding.kept) is cuts
+        assert bool(sharding.served) is bool(sharding.kept) is shards
         assert not any(parameter.requires_grad for parameter, _ in sharding.kept.values())
         wanted = {"bfloat16": torch.bfloat16}.get(reference.dtype or "", torch.float32)
         assert {values.dtype for _, values in sharding.kept.values()} <= {wanted}

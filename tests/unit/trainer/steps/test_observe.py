@@ -1,4 +1,4 @@
-"""What rank 0 tells Prometheus. The metrics are the process's own, so tests look at what changes."""
+"""What rank 0 reports to Prometheus. The metrics are the process's own, so tests look at what changes."""
 
 import time
 

@@ -174,7 +174,7 @@ def until_the_end(world, disasters):
     while world.trainer.step < STEPS:
         world.go_on(disasters=events < disasters)
         events += 1
-        assert events < 20_000, "the run does not go on"
+        assert events < 20_000, "the run does not continue"
     trained = [request for step in sorted(world.trained) for request in world.trained[step]]
     assert len(trained) == STEPS * world.groups
     assert len(set(trained)) == len(trained)

@@ -1,4 +1,4 @@
-"""The binding against vLLM's own, from its installed source, and what the sender does when its peers are gone."""
+"""The binding against vLLM's own, from its installed source, and what the sender does when its peers have ended."""
 
 import ast
 import ctypes
