@@ -60,7 +60,9 @@ class Deaths:
 def _read(path: Path) -> tuple[dict[int, int], list[int]]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        return {int(request): int(count) for request, count in content["deaths"].items()}, list(map(int, content["step"]))
+        return {int(request): int(count) for request, count in content["deaths"].items()}, list(
+            map(int, content["step"])
+        )
     except FileNotFoundError:
         pass
     except (AttributeError, KeyError, TypeError, ValueError) as error:
