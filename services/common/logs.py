@@ -20,7 +20,7 @@ def configure_logs(service: str, run: str, level: int = logging.INFO) -> None:
     """JSON lines on standard error; every line carries the service and the run, and what is bound to the context.
 
     What libraries log comes there, too, from WARNING on, as does what nobody catches. No line holds a secret that can
-    be told by its form.
+    be recognized by its form.
     """
     structlog.configure(
         processors=[

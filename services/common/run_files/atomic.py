@@ -1,4 +1,4 @@
-"""Files that are there as a whole or not at all."""
+"""Files written atomically."""
 
 import os
 import shutil
