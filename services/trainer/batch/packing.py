@@ -210,4 +210,6 @@ def _integers(array: Array) -> Tensor:
 
 
 def _floats(array: Array) -> Tensor:
-    return torch.from_numpy(array.astype(np.float32))
+    """Infinite where float32 does not hold the number: the step is skipped then."""
+    with np.errstate(over="ignore"):
+        return torch.from_numpy(array.astype(np.float32))
