@@ -1,9 +1,10 @@
+import json
 import math
 
 import pytest
 
 from services.common.errors import InvalidData
-from services.common.run_files.recorded_steps import consecutive_steps, write_order
+from services.common.run_files.recorded_steps import RECORD_FILE, consecutive_steps, write_order
 from services.trainer.rerun.rerunner import Rerunner, changes, compare_values
 from services.trainer.update.open import open_updater
 from tests.support.recorded_run import make_order, open_plain, record_run
@@ -32,6 +33,18 @@ def test_recorded_steps_come_out_again_bit_for_bit(run, first, last):
         assert (step.starts_alike, step.ends_alike) == (True, True)
         assert len(step.values) > 10
         assert all(pair.equal and pair.absolute == 0 for pair in step.values)
+
+
+def test_a_step_recorded_under_the_names_of_before_comes_out_again(run):
+    file = consecutive_steps(run, 2, 2)[0].path / RECORD_FILE
+    record = json.loads(file.read_text(encoding="utf-8"))
+    old = {"policy_ratio": "ratio", "policy_ratio_p99": "ratio_p99", "candidate_set_size": "candidates_mean"}
+    assert "policy_ratio" in record["values"]
+    record["values"] = {old.get(name, name): value for name, value in record["values"].items()}
+    record["values"]["masked_sequence_ratio"] = record["values"]["masked_fraction"]
+    file.write_text(json.dumps(record), encoding="utf-8")
+    (step,) = rerun(run, 2, 2).steps
+    assert [pair.name for pair in step.values if not pair.equal] == []
 
 
 def test_another_input_shows(run):
