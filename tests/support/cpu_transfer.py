@@ -152,6 +152,12 @@ def register():
     registry["nccl"], registry["ipc"] = lambda: Tcp, lambda: File
 
 
+def report_logprobs_as(worker, mode):
+    """On CPUs vLLM's sampler asks for its mode at every step."""
+    worker.model_runner.sampler.logprobs_mode = mode
+    worker.model_runner.sampler.topk_topp_sampler.logprobs_mode = mode
+
+
 def __getattr__(name):
     """The extension only where vLLM asks for it: the trainer's side needs no vLLM."""
     if name != "Extension":
@@ -159,4 +165,4 @@ def __getattr__(name):
     from services.rollout.vllm_engine.worker_extension import CaptureExtension
 
     register()
-    return type("Extension", (CaptureExtension,), {})
+    return type("Extension", (CaptureExtension,), {"report_logprobs_as": report_logprobs_as})

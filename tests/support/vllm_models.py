@@ -17,6 +17,9 @@ PROMPT = [3, 40, 41, 42, 43, 44, 45, 46, 4]
 TOP_K = sample_pb2.SamplingParameters(temperature=0.7, top_k=20, top_p=1.0, max_tokens=24)
 
 
+TOP_KP = sample_pb2.SamplingParameters(temperature=0.9, top_k=20, top_p=0.8, max_tokens=24)
+
+
 LONG = sample_pb2.SamplingParameters(temperature=1.0, top_k=20, top_p=0.95, max_tokens=500)
 
 

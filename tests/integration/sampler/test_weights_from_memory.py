@@ -1,7 +1,6 @@
 """Weights from the trainer's memory into the real vLLM, through its own engines for that; only CUDA is stood in for."""
 
 import asyncio
-import contextlib
 
 import grpc
 import pytest
@@ -9,43 +8,20 @@ import torch
 from transformers import AutoModelForCausalLM
 from trivet.v1 import rollout_pb2, rollout_pb2_grpc, weights_pb2
 
-from services.common.config import WeightsConfig
 from services.common.transport.rollout_registry import RolloutRegistry
 from services.common.transport.weight_feed import describe_weights
-from services.rollout.vllm_engine.environment import set_defaults
 from services.rollout.weights.registration import Registration
 from services.trainer.export.tensors import WeightSource
 from services.trainer.weights.channels import BroadcastChannel, BufferChannel
 from services.trainer.weights.transfer import WeightTransfer
 from tests.support import cpu_transfer
 from tests.support.rollout_system import serving
-from tests.support.vllm_models import LONG, PROMPT, TOP_K, begun, configuration, ids, is_version, make_model
+from tests.support.vllm_models import LONG, PROMPT, TOP_K, begun, ids, is_version
 
-pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 BUFFER_BYTES = 100_000
 NEW = weights_pb2.WeightVersion(version=1, fingerprint="from-memory")
-
-
-@pytest.fixture(scope="module")
-def paths(tmp_path_factory):
-    root = tmp_path_factory.mktemp("models")
-    return {seed: make_model(root / f"model-{seed}", seed) for seed in (1, 2)}
-
-
-@contextlib.asynccontextmanager
-async def launched(path, transfer, monkeypatch):
-    set_defaults()
-    monkeypatch.setattr("services.rollout.vllm_engine.arguments.EXTENSION", "tests.support.cpu_transfer.Extension")
-    from services.rollout.vllm_engine.engine import VllmEngine
-
-    config = configuration(path, top_k=20).model_copy(update={"weights": WeightsConfig(transfer=transfer)})
-    engine = VllmEngine(config, seed=7)
-    await engine.launch()
-    try:
-        yield engine
-    finally:
-        await engine.close()
 
 
 def channel(transfer, source):
@@ -80,9 +56,12 @@ def transfer_of(config_name, source, redis_client, run, **changes):
 
 
 @pytest.mark.parametrize("transfer", ["nccl", "ipc"])
-async def test_a_running_sample_goes_on_under_weights_from_memory(paths, transfer, monkeypatch, redis_client):
+async def test_a_running_sample_goes_on_under_weights_from_memory(
+    paths, transfer, engine, whole_prompt_engine, redis_client
+):
+    engine = {"nccl": engine, "ipc": whole_prompt_engine}[transfer]
     source = WeightSource(AutoModelForCausalLM.from_pretrained(paths[2]), None)
-    async with launched(paths[1], transfer, monkeypatch) as engine, serving(engine, transfer) as port:
+    async with serving(engine, transfer) as port:
         registry = RolloutRegistry(redis_client, f"memory-{transfer}")
         registry.renew(Registration(registry, engine, rollout_id="r1", address=f"127.0.0.1:{port}").entry())
         sender = transfer_of(transfer, source, redis_client, f"memory-{transfer}")
@@ -115,9 +94,9 @@ async def test_a_running_sample_goes_on_under_weights_from_memory(paths, transfe
         await asyncio.to_thread(sender.close)
 
 
-async def test_an_engine_left_in_the_middle_comes_back_from_disk_and_joins_anew(paths, monkeypatch, redis_client):
+async def test_an_engine_left_in_the_middle_comes_back_from_disk_and_joins_anew(paths, engine, redis_client):
     source = WeightSource(AutoModelForCausalLM.from_pretrained(paths[2]), None)
-    async with launched(paths[1], "nccl", monkeypatch) as engine, serving(engine, "nccl") as port:
+    async with serving(engine, "nccl") as port:
         registry = RolloutRegistry(redis_client, "middle")
         registration = Registration(registry, engine, rollout_id="r1", address=f"127.0.0.1:{port}")
         registry.renew(registration.entry())
@@ -145,9 +124,9 @@ async def test_an_engine_left_in_the_middle_comes_back_from_disk_and_joins_anew(
         await asyncio.to_thread(sender.close)
 
 
-async def test_a_meeting_that_is_called_off_does_not_hold_the_engine(paths, monkeypatch):
+async def test_a_meeting_that_is_called_off_does_not_hold_the_engine(engine):
     """The worker waits for rank 0, which does not come: nothing but a new start gets it out of there."""
-    async with launched(paths[1], "nccl", monkeypatch) as engine, serving(engine, "nccl") as port:
+    async with serving(engine, "nccl") as port:
         first = engine.identity
         nccl = rollout_pb2.NcclTransfer(
             unique_id=cpu_transfer.new_unique_id(), world_size=2, rank_offset=1, buffer_bytes=1
