@@ -1,13 +1,13 @@
-"""One rank of test_deepspeed_engine: `deepspeed_worker.py DIRECTORY [resume]`, under torchrun or alone.
+"""What ranks_worker does for test_deepspeed_engine, on one rank and on two.
 
-Goes through ZeRO stages and precisions in one process; rank 0 writes what it saw to DIRECTORY/results-<world size>.json
-and the parameters to safetensors next to it. With `resume` it only takes up what another number of ranks saved.
+Goes through ZeRO stages and precisions; rank 0 writes what it saw to DIRECTORY/results-<world size>.json and the
+parameters to safetensors next to it. Each number of ranks then resumes what the other has saved.
 """
 
 import json
 import random
 import shutil
-import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -385,6 +385,8 @@ def collectives(engine: DeepSpeedEngine) -> dict[str, Any]:
     return {"broadcast": received and empty, "reduced": sums, "input_kept": kept, "one_sided": one_sided}
 
 
+WAIT_SECONDS = 300.0
+
 CASES = {
     1: [(1, "float32"), (3, "bfloat16")],
     2: [(1, "float32"), (2, "float32"), (3, "float32")],
@@ -401,19 +403,14 @@ RECUT = {
 }
 
 
-def main() -> None:
-    directory = Path(sys.argv[1])
-    torch.set_num_threads(1)
-    # Holds the process group open over all engines.
+def main(directory: Path) -> None:
+    # Stays open over all other engines.
     first = open_engine(configuration(directory / "model", 1, "float32"))
-    if first.world_size == 1 and sys.argv[2:] == ["resume"]:
-        write_results(first, directory / "results-resume.json", {"recut": recut(directory, 1)})
-        return
-    cases = {f"{stage}-{dtype}": go_through(directory, stage, dtype) for stage, dtype in CASES[first.world_size]}
-    ppo = {f"{stage}-{dtype}": train_ppo(directory, stage, dtype) for stage, dtype in PPO_CASES[first.world_size]}
+    world_size, other = first.world_size, 3 - first.world_size
+    cases = {f"{stage}-{dtype}": go_through(directory, stage, dtype) for stage, dtype in CASES[world_size]}
+    ppo = {f"{stage}-{dtype}": train_ppo(directory, stage, dtype) for stage, dtype in PPO_CASES[world_size]}
     not_finite = {
-        f"{stage}-{dtype}": skip_not_finite(directory, stage, dtype)
-        for stage, dtype in NOT_FINITE_CASES[first.world_size]
+        f"{stage}-{dtype}": skip_not_finite(directory, stage, dtype) for stage, dtype in NOT_FINITE_CASES[world_size]
     }
     good = [
         float(case["resume_equal"] and case["skip_unchanged"] and case["digests_resumed"]) for case in cases.values()
@@ -422,13 +419,24 @@ def main() -> None:
         "cases": cases,
         "ppo": ppo,
         "not_finite": not_finite,
-        "critic": train_critic(directory) if first.world_size == 2 else {},
-        "recut": recut(directory, 2) if first.world_size == 2 else {},
+        "critic": train_critic(directory) if world_size == 2 else {},
         "refusals": refusals(directory, first),
         "collectives": collectives(first),
         "good_on_every_rank": first.all_reduce(torch.tensor(good), "min").tolist(),
     }
-    write_results(first, directory / f"results-{first.world_size}.json", results)
+    write_results(first, directory / f"results-{world_size}.json", results)
+    wait_for(directory / f"results-{other}.json")
+    write_results(first, directory / f"recut-{world_size}.json", recut(directory, world_size))
+    first.close()
+
+
+def wait_for(path: Path) -> None:
+    """What the other number of ranks writes once its checkpoints are there."""
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not path.exists():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"no {path} within {WAIT_SECONDS:g} s")
+        time.sleep(0.1)
 
 
 def recut(directory: Path, world_size: int) -> dict[str, Any]:
@@ -437,10 +445,7 @@ def recut(directory: Path, world_size: int) -> dict[str, Any]:
 
 def write_results(first: DeepSpeedEngine, path: Path, results: dict[str, Any]) -> None:
     if first.rank == 0:
-        path.write_text(json.dumps(results, indent=1), encoding="utf-8")
+        written = path.with_suffix(".written")
+        written.write_text(json.dumps(results, indent=1), encoding="utf-8")
+        written.rename(path)
     first.barrier()
-    first.close()
-
-
-if __name__ == "__main__":
-    main()

@@ -1,10 +1,9 @@
-"""One rank of test_sharded_loading, under torchrun: `sharded_worker.py DIRECTORY`.
+"""What ranks_worker does for test_sharded_loading, on two ranks.
 
 Each rank writes what it saw to DIRECTORY/results-<rank>.json.
 """
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import torch
 from services.common.config import Config, ReferenceConfig, parse_config
 from services.common.errors import InvalidData
 from services.trainer.batch.packing import pack
-from services.trainer.engine import deepspeed_engine
 from services.trainer.engine.zero_sharding import ZeroSharding
 from services.trainer.model.policy import Policy, load_policy
 from services.trainer.update.reference import Reference, load_reference
@@ -117,16 +115,7 @@ def memory(directory: Path) -> dict[str, Any]:
     return {"loading": loading, "reference": reference_bytes, "computing": computing, "whole": whole, "gap": gap}
 
 
-def main() -> None:
-    directory = Path(sys.argv[1])
-    torch.set_num_threads(1)
-    deepspeed_engine.join_process_group(configuration(directory / "large", "float32"))
+def main(directory: Path) -> None:
     results = {"memory": memory(directory), "families": families(directory / "families")}
     rank = torch.distributed.get_rank()
     (directory / f"results-{rank}.json").write_text(json.dumps(results, indent=1), encoding="utf-8")
-    torch.distributed.barrier()
-    torch.distributed.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()

@@ -1,61 +1,27 @@
 """ZeRO-3 from the first byte: two ranks load what neither holds whole, with real DeepSpeed."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.model_families import make_model
+from tests.support.ranks import FAMILIES
 
-pytestmark = pytest.mark.timeout(300)
-
-ROOT = Path(__file__).parents[2]
-# Tied and fused; biases; routing biases in buffers; a layer that reads its children's weights; refused.
-FAMILIES: dict[str, dict[str, Any]] = {
-    "qwen3_moe": {},
-    "phi": {},
-    "gpt_oss": {},
-    "deepseek_v3": {},
-    "qwen3_next": {},
-    "deepseek_v2": {"topk_method": "group_limited_greedy"},
-}
-LARGE = {"hidden_size": 256, "moe_intermediate_size": 128, "num_experts": 16, "num_hidden_layers": 32}
+pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture(scope="module")
-def size(directory: Path) -> int:
+def size(ranks: Path) -> int:
     """Bytes of the large model's parameters, of which a layer has a thirty-second."""
-    model = make_model("qwen3_moe", **LARGE)
-    model.save_pretrained(directory / "large")
-    return sum(int(parameter.nbytes) for parameter in model.parameters())
+    total = sum(path.stat().st_size for path in (ranks / "sharded" / "large").glob("*.safetensors"))
+    assert total > 200e6
+    return total
 
 
 @pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("sharded")
-
-
-@pytest.fixture(scope="module")
-def results(directory: Path, size: int) -> list[dict[str, Any]]:
-    assert size > 200e6
-    for family, overrides in FAMILIES.items():
-        make_model(family, **overrides).save_pretrained(directory / "families" / family)
-    environment = {
-        **{key: value for key, value in os.environ.items() if key not in {"RANK", "WORLD_SIZE", "LOCAL_RANK"}},
-        "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'proto'}",
-        "OMP_NUM_THREADS": "1",
-        # Else glibc keeps what was freed for blocks of up to 32 MiB: a larger model's parameters are over that anyway.
-        "MALLOC_MMAP_THRESHOLD_": "65536",
-    }
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command += [str(ROOT / "tests" / "integration" / "sharded_worker.py"), str(directory)]
-    ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
-    assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-6000:]
-    return [json.loads((directory / f"results-{rank}.json").read_text(encoding="utf-8")) for rank in range(2)]
+def results(ranks: Path) -> list[dict[str, Any]]:
+    return [json.loads((ranks / "sharded" / f"results-{rank}.json").read_text(encoding="utf-8")) for rank in range(2)]
 
 
 def test_no_rank_holds_much_more_than_its_part(results: list[dict[str, Any]], size: int) -> None:

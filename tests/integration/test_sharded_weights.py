@@ -1,9 +1,6 @@
 """A version from memory under ZeRO-3, with real DeepSpeed on two ranks: gathered in step, also when a rollout fails."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,27 +8,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.support.model_families import make_model
+from tests.support.ranks import SENT
 
-pytestmark = pytest.mark.timeout(300)
-
-ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.timeout(600)
 
 
-@pytest.fixture(scope="module", params=["qwen3_moe", "deepseek_v3"])
-def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp(request.param)
-    make_model(request.param).to(torch.bfloat16).save_pretrained(directory / "model")
-    environment = {
-        **{key: value for key, value in os.environ.items() if key not in {"RANK", "WORLD_SIZE", "LOCAL_RANK"}},
-        "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'proto'}",
-        "OMP_NUM_THREADS": "1",
-    }
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command += [str(ROOT / "tests" / "integration" / "weights_worker.py"), str(directory)]
-    ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
-    assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-6000:]
-    return directory
+@pytest.fixture(params=SENT)
+def directory(request: pytest.FixtureRequest, ranks: Path) -> Path:
+    found: Path = ranks / "weights" / request.param
+    return found
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ import yaml
 from services.common.run_files.run_log import RunLog
 from services.trainer.checkpoint.directory import Checkpoints
 from tests.support import chart_engine as chart
+from tests.support.leftovers import family, kill
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -47,24 +48,9 @@ class Node:
     def said(self) -> str:
         return self.log.read_text(encoding="utf-8", errors="replace")
 
-    def family(self) -> list[int]:
-        """Itself and what it started, and so on."""
-        parents = {}
-        for stat in Path("/proc").glob("[0-9]*/stat"):
-            try:
-                fields = stat.read_text().rpartition(")")[2].split()
-            except OSError:
-                continue
-            parents[int(stat.parent.name)] = int(fields[1])
-        found = [self.process.pid]
-        for pid in found:
-            found += [child for child, parent in parents.items() if parent == pid]
-        return found
-
     def vanish(self) -> None:
         """As a node that loses power: nothing of it says goodbye."""
-        for pid in self.family():
-            os.kill(pid, signal.SIGKILL)
+        kill(family(self.process.pid))
         self.process.wait(10)
 
 

@@ -1,10 +1,9 @@
-"""One rank of test_sharded_weights, under torchrun: `weights_worker.py DIRECTORY`.
+"""What ranks_worker does for test_sharded_weights, on two ranks.
 
 Publishes versions of a model that no rank holds whole from memory; rank 0 writes what went through to results.json.
 """
 
 import json
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -99,7 +98,3 @@ def main(directory: Path) -> None:
     (directory / "results.json").write_text(json.dumps(results), encoding="utf-8")
     rollout.stop()
     engine.close()
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))
