@@ -1,7 +1,10 @@
 """Rank 0 against a real Redis, with the rest of the system played."""
 
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
+import redis
 from trivet.v1 import sample_pb2, step_pb2
 
 from services.common.transport.blobs import open_blobs
@@ -65,6 +68,24 @@ def until_training(made: Orchestrator) -> step_pb2.StepOrder:
         if order.action != step_pb2.STEP_ACTION_WAIT:
             return order
     raise AssertionError("nothing to train on")
+
+
+def evaluated(made: Orchestrator, meanwhile: Callable[[], object]) -> dict[str, float] | None:
+    """What an evaluation returns or raises, while `meanwhile` plays the rest of the system over and over."""
+    deadline = time.monotonic() + 15
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(made.evaluate)
+        while not waiting.done() and time.monotonic() < deadline:
+            meanwhile()
+        return waiting.result(1)
+
+
+def nan_logprob(scored: sample_pb2.ScoredGroup) -> None:
+    scored.group.samples[0].logprobs[0] = float("nan")
+
+
+def dead_letters(client: redis.Redis) -> list[sample_pb2.DeadLetter]:
+    return [sample_pb2.DeadLetter.FromString(fields[b"message"]) for _, fields in client.xrange("run:dead")]
 
 
 def trained(order: step_pb2.StepOrder) -> list[int]:

@@ -6,11 +6,7 @@ from trivet.v1 import sample_pb2
 from services.common import metrics as common
 from services.common.config import BlobConfig
 from services.common.transport.weight_feed import WeightFeed
-from tests.support.orchestration import GROUPS, orchestrator, state, trained, until_training
-
-
-def letters(client):
-    return [sample_pb2.DeadLetter.FromString(fields[b"message"]) for _, fields in client.xrange("run:dead")]
+from tests.support.orchestration import GROUPS, dead_letters, evaluated, orchestrator, state, trained, until_training
 
 
 def stream_as_blob(scored):
@@ -92,7 +88,7 @@ def test_a_group_that_breaks_its_contract_is_dead_lettered(config, redis_client,
     made.issue()
     play.answer(lambda scored: change(scored) if scored.group.prompt.request == 0 else None)
     assert trained(until_training(made)) == [1, 2]
-    assert [(letter.code, letter.group_id) for letter in letters(redis_client)] == [(code, f"{made.history}-0")]
+    assert [(letter.code, letter.group_id) for letter in dead_letters(redis_client)] == [(code, f"{made.history}-0")]
     made.intake.commit()
     assert redis_client.exists("run:prompts")
 
@@ -185,7 +181,7 @@ def test_what_was_not_issued_so_is_sampled_again_and_given_up_in_the_end(
         made.intake.poll(0.2)
         assert (0 in made.ledger.outstanding) == (attempt < 3)
     assert reissued == [(0, 1), (0, 2), (0, 3)]
-    assert [(letter.code, letter.group_id) for letter in letters(redis_client)] == [(code, f"{made.history}-0")]
+    assert [(letter.code, letter.group_id) for letter in dead_letters(redis_client)] == [(code, f"{made.history}-0")]
 
 
 def test_what_is_sampled_again_leaves_no_blobs(config, redis_client, play):
@@ -219,7 +215,7 @@ def test_settings_that_changed_between_two_starts_are_good_for_what_was_issued_b
     again.step += 1
     order = until_training(again)
     assert {round(scored.group.prompt.sampling.temperature, 3) for scored in order.groups} == {0.7}
-    assert letters(redis_client) == []
+    assert dead_letters(redis_client) == []
     assert len(again.dump()["sampling"]) == 2
 
 
@@ -272,16 +268,12 @@ def test_a_file_outside_the_stores_root_survives(config, redis_client, play, tmp
     [(other_tokens, "prompt_mismatch"), (high_reward, "reward_out_of_range"), (other_temperature, "sampling_mismatch")],
 )
 def test_an_evaluation_counts_only_what_was_issued(config, redis_client, play, change, code):
-    from concurrent.futures import ThreadPoolExecutor
-
     made = orchestrator(config, redis_client)
-    with ThreadPoolExecutor() as pool:
-        waiting = pool.submit(made.evaluate)
-        answered = []
-        while len(answered) < 4 and not waiting.done():
-            answered += play.answer(
-                lambda scored: change(scored) if scored.group.prompt.group_id.endswith("sampled-1") else None
-            )
-        values = waiting.result(10)
+
+    def change_one(scored):
+        if scored.group.prompt.group_id.endswith("sampled-1"):
+            change(scored)
+
+    values = evaluated(made, lambda: play.answer(change_one))
     assert values["failures"] == 1.0
-    assert {letter.code for letter in letters(redis_client)} == {code}
+    assert {letter.code for letter in dead_letters(redis_client)} == {code}
