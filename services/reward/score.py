@@ -9,12 +9,13 @@ from trivet.v1 import reward_pb2, sample_pb2
 
 from services.common.config import RewardConfig
 from services.common.errors import InvalidData, entrys_fault
+from services.common.wire.group import check_group
 from services.reward import metrics
 from services.reward.cache import ScoreCache, cache_key
 from services.reward.isolation.pool import ScorerPool
 from services.reward.scorers.types import ScorerFailure
 from services.reward.stats import RewardStats
-from services.reward.validate import check_group
+from services.reward.validate import check_texts
 
 RETRY_SECONDS = 0.1
 RETRY_CAP_SECONDS = 2.0
@@ -40,6 +41,7 @@ class GroupScorer:
         try:
             with entrys_fault():
                 check_group(group)
+                check_texts(group)
                 outcome = await self._score(group)
         except InvalidData as error:
             self._stats.failed(error.code)

@@ -1,4 +1,4 @@
-"""A group is checked before anything is computed from it."""
+"""Texts and metadata are checked before a scorer sees them."""
 
 import json
 from typing import NoReturn
@@ -7,39 +7,16 @@ from trivet.v1 import sample_pb2
 
 from services.common.data.rows import MAX_TEXT_BYTES
 from services.common.errors import InvalidData
-from services.common.wire.samples import check_logprobs
 
 
-def check_group(group: sample_pb2.Group) -> None:
-    """Raises InvalidData that names the field, its value and what was expected."""
+def check_texts(group: sample_pb2.Group) -> None:
+    """What scorers are given. Raises InvalidData that names the field, its value and what was expected."""
     prompt = group.prompt
-    if not prompt.group_id:
-        raise InvalidData("group_id_missing", "group.prompt.group_id is empty, expected the id of the request")
     where = f"group {prompt.group_id}"
-    if not group.samples:
-        raise InvalidData("group_size", f"{where}: samples is empty, expected {prompt.group_size or 'at least 1'}")
-    if prompt.group_size and len(group.samples) != prompt.group_size:
-        raise InvalidData(
-            "group_size", f"{where}: samples holds {len(group.samples)}, expected group_size ({prompt.group_size})"
-        )
     _check_size(prompt.text, f"{where}: prompt.text")
     _check_metadata(prompt.metadata_json, where)
-    indices: set[int] = set()
-    ids: set[str] = set()
-    for position, sample in enumerate(group.samples):
-        field = f"{where}: samples[{position}]"
-        if sample.index in indices:
-            raise InvalidData("sample_index", f"{field}.index is {sample.index}, which came before")
-        if not sample.sample_id or sample.sample_id in ids:
-            raise InvalidData("sample_id", f"{field}.sample_id is {sample.sample_id!r}, expected one of its own")
-        indices.add(sample.index)
-        ids.add(sample.sample_id)
-        _check_sample(sample, field)
-
-
-def _check_sample(sample: sample_pb2.Sample, field: str) -> None:
-    _check_size(sample.text, f"{field}.text")
-    check_logprobs(sample, field)
+    for sample in group.samples:
+        _check_size(sample.text, f"text of sample {sample.sample_id}")
 
 
 def _check_size(text: str, field: str) -> None:

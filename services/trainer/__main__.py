@@ -1,7 +1,6 @@
 """python -m services.trainer --config FILE [--set section.key=value]; under torchrun for several ranks."""
 
 import os
-from collections.abc import Callable
 from dataclasses import replace
 
 import redis
@@ -18,18 +17,15 @@ from services.common.serving.server import BackgroundServer, ServiceServer
 from services.common.serving.signals import die_with_parent, on_signals
 from services.common.transport.client import connect
 from services.common.transport.outages import Outages
-from services.trainer.batch.groups import training_samples
 from services.trainer.checkpoint.directory import Checkpoints
 from services.trainer.data.model_files import check_model, model_paths, open_tokenizer, unstopped_turn
 from services.trainer.data.preferences import PreferenceData, load_preferences
 from services.trainer.data.prompts import PromptData, load_prompts
-from services.trainer.engine.protocol import TrainEngine
 from services.trainer.loop import Machinery, RankZero, TrainingLoop
 from services.trainer.model.load import weights_fingerprint
 from services.trainer.recording.recorder import Recorder
 from services.trainer.service import TrainerServicer
 from services.trainer.steps.deaths import Deaths
-from services.trainer.steps.intake import Arrival
 from services.trainer.steps.lease import Lease
 from services.trainer.steps.observe import observe_start
 from services.trainer.steps.orchestrator import Orchestrator
@@ -152,9 +148,9 @@ def _sampled(
 ) -> RankZero:
     client = connect(config.redis)
     rounds = config.algorithm.dynamic_sampling_rounds if configured_algorithm(config).dynamic_sampling else 0
-    check = _arrival_check(machinery.engine, deaths)
+    facts = machinery.engine.facts
     orchestrator = _outages(config).ride_out_blocking(
-        lambda: Orchestrator(config, data, client, status, controls, check, rounds)
+        lambda: Orchestrator(config, data, client, status, controls, facts, rounds, deaths)
     )
     publisher = Publisher(
         config.run.path / "weights", orchestrator.feed, config.trainer.keep_weights, orchestrator.outages
@@ -191,23 +187,6 @@ def _load_data(config: Config) -> PromptData | PreferenceData | None:
     if data.dropped:
         log.warning("rows left out: too long, or held out for validation", rows=data.dropped)
     return data
-
-
-def _arrival_check(engine: TrainEngine, deaths: Deaths) -> Callable[[Arrival], None]:
-    """An arrival is checked by the code that later trains on it."""
-
-    def check(arrival: Arrival) -> None:
-        deaths.check(arrival.request)
-        nothing = [0.0] * len(arrival.replays)
-        training_samples(
-            arrival.scored,
-            arrival.replays,
-            engine.facts,
-            rewards=nothing,
-            advantages=nothing,
-        )
-
-    return check
 
 
 def fixed_settings(config: Config) -> dict[str, str]:

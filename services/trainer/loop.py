@@ -17,6 +17,7 @@ from services.common.run_files.lineage import config_version, evaluation_version
 from services.common.run_files.run_log import RunLog
 from services.common.serving.arguments import starting
 from services.trainer.batch.groups import batch_samples
+from services.trainer.batch.samples import TrainSample
 from services.trainer.checkpoint.checksums import sum_files
 from services.trainer.checkpoint.directory import (
     ENGINE_DIRECTORY,
@@ -37,7 +38,7 @@ from services.trainer.steps import observe
 from services.trainer.steps.collapse import CollapseGuard, where_to_go_on
 from services.trainer.steps.deaths import Deaths
 from services.trainer.steps.lease import Lease
-from services.trainer.steps.source import StepSource
+from services.trainer.steps.source import Order, StepSource
 from services.trainer.update.learning_signal import LearningSignal
 from services.trainer.update.policy_update import Updater
 from services.trainer.update.preference_update import PreferenceUpdater
@@ -105,21 +106,22 @@ class TrainingLoop:
             self._rank_zero.source.status.start_clock(self._step)
         while self._step < self._config.trainer.steps:
             order = self._next_order()
-            if order.action == step_pb2.STEP_ACTION_TRAIN:
+            action = order.message.action
+            if action == step_pb2.STEP_ACTION_TRAIN:
                 fit = self._train(order)
                 if fit:
                     self._publish()
-                self._report(order)
+                self._report(order.message)
                 self._soundness.refuse(self._step, fit, self._newest)
                 if self._due(self._config.trainer.checkpoint_every):
                     self._save()
                 if self._due(self._config.evaluation.every) or self._reward_fell:
                     self._evaluate()
-            elif order.action == step_pb2.STEP_ACTION_SAVE:
+            elif action == step_pb2.STEP_ACTION_SAVE:
                 self._save()
-            elif order.action == step_pb2.STEP_ACTION_PUBLISH:
+            elif action == step_pb2.STEP_ACTION_PUBLISH:
                 self._publish(durable=True)
-            elif order.action == step_pb2.STEP_ACTION_STOP:
+            elif action == step_pb2.STEP_ACTION_STOP:
                 self._save()
                 return False
         self._save()
@@ -164,23 +166,26 @@ class TrainingLoop:
         if self._rank_zero is not None and self._rank_zero.lease is not None:
             self._rank_zero.lease.check()
 
-    def _next_order(self) -> step_pb2.StepOrder:
+    def _next_order(self) -> Order:
         self._check_lease()
         with self._phase("wait"):
             return self._share(self._rank_zero.source.next_order() if self._rank_zero else None)
 
-    def _share(self, order: step_pb2.StepOrder | None) -> step_pb2.StepOrder:
+    def _share(self, order: Order | None) -> Order:
         """Rank 0's order on every rank; the others pass None."""
         if order is not None and self._engine.world_size == 1:
             return order
-        shared = self._engine.broadcast_bytes(None if order is None else order.SerializeToString())
-        return step_pb2.StepOrder.FromString(shared) if order is None else order
+        shared = self._engine.broadcast_bytes(None if order is None else order.message.SerializeToString())
+        return Order(step_pb2.StepOrder.FromString(shared)) if order is None else order
 
-    def _train(self, order: step_pb2.StepOrder) -> bool:
+    def _samples(self, order: Order) -> list[TrainSample]:
+        return batch_samples(order.message, self._config, self._engine.facts, order.samples)
+
+    def _train(self, order: Order) -> bool:
         """True where the weights after it are fit to be published."""
         structlog.contextvars.bind_contextvars(step=self._step + 1)
-        with self._recorded(order), self._phase("train"), self._under_way(order):
-            samples = batch_samples(order, self._config, self._engine.facts)
+        with self._recorded(order.message), self._phase("train"), self._under_way(order.message):
+            samples = self._samples(order)
             observe.observe_samples(samples)
             self._metrics = self._updater.train(samples)
         self._step += 1
@@ -319,7 +324,7 @@ class TrainingLoop:
         """Pairs are for every rank to evaluate; prompts are rank 0's, and the others wait at the next broadcast."""
         if self._config.data.preferences is not None and isinstance(self._updater, PreferenceUpdater):
             order = self._share(self._rank_zero.source.held_out() if self._rank_zero else None)
-            return self._updater.evaluate(batch_samples(order, self._config, self._engine.facts))
+            return self._updater.evaluate(self._samples(order))
         return self._rank_zero.source.evaluate() if self._rank_zero else None
 
     def _due(self, every: int) -> bool:

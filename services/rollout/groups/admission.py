@@ -20,12 +20,10 @@ def is_captured(prompt: sample_pb2.Prompt) -> bool:
 
 def check_prompt(prompt: sample_pb2.Prompt, engine: Engine) -> None:
     """Raises InvalidData that names the field, its value and what was expected."""
-    if not prompt.group_id:
-        raise InvalidData("group_id_missing", "group_id is empty, expected one that is unique in the run")
     # It becomes a part of file names and keys.
     if not _GROUP_ID.fullmatch(prompt.group_id):
         raise InvalidData(
-            "group_id", f"group_id is {prompt.group_id!r}, expected up to 128 ASCII characters without spaces"
+            "group_id", f"group_id is {prompt.group_id!r}, expected 1 to 128 ASCII characters without spaces"
         )
     if not 1 <= prompt.group_size <= MAX_GROUP_SIZE:
         raise InvalidData("group_size", f"group_size is {prompt.group_size}, expected 1 to {MAX_GROUP_SIZE}")

@@ -8,8 +8,8 @@ from trivet.v1 import sample_pb2, tensor_pb2
 
 from services.common.errors import InvalidData
 from services.common.transport.blobs import BlobStore
+from services.common.wire.group import sample_id
 from services.common.wire.replay_data import encode_replay
-from services.common.wire.samples import sample_id
 from services.rollout.engine.protocol import EngineSample
 
 FINISH_REASONS = {"stop": sample_pb2.FINISH_REASON_STOP, "length": sample_pb2.FINISH_REASON_LENGTH}

@@ -15,7 +15,7 @@ from services.common.config import Config
 from services.common.errors import InvalidData, Unavailable
 from services.common.run_files.audit_report import Refusal
 from services.common.serving.server import MAX_MESSAGE_BYTES
-from services.trainer.batch.groups import check_group, training_samples
+from services.trainer.batch.groups import check_scored_group, decode_group
 from services.trainer.batch.model_facts import ModelFacts
 from services.trainer.batch.samples import TrainSample
 from services.trainer.data.prompts import PromptData
@@ -139,15 +139,8 @@ def usable_samples(
         group = response.group
         scored = sample_pb2.ScoredGroup(group=group, scores=[sample_pb2.Score()] * len(group.samples))
         try:
-            check_group(scored)
-            nothing = [0.0] * len(group.samples)
-            samples += training_samples(
-                scored,
-                response.replay,
-                facts,
-                rewards=nothing,
-                advantages=nothing,
-            )
+            check_scored_group(scored)
+            samples += decode_group(scored, response.replay, facts)
         except InvalidData as error:
             refused.append(Refusal(group_id=group.prompt.group_id, code=error.code, reason=str(error)))
     return samples, refused

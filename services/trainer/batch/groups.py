@@ -1,75 +1,84 @@
-"""Scored groups as they arrive, checked against their contract and turned into training samples."""
+"""Scored groups as they arrive: checked against their contract, and decoded into training samples.
+
+Every check of a group is made once where it enters a service; docs/architecture.md lists them with their codes.
+"""
 
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain
 
 import numpy as np
 from trivet.v1 import sample_pb2, step_pb2
 
 from services.common.config import Config
 from services.common.errors import InvalidData
+from services.common.wire.group import check_group
 from services.common.wire.replay_data import Replay, check_model_bounds, decode_replay
-from services.common.wire.samples import check_logprobs, sample_id
 from services.trainer.batch.model_facts import ModelFacts
 from services.trainer.batch.rewards import advantages_in_groups, shaped_rewards
-from services.trainer.batch.samples import TrainSample
-
-
-def batch_samples(order: step_pb2.StepOrder, config: Config, facts: ModelFacts) -> list[TrainSample]:
-    """In the order of the groups. Raises InvalidData as training_samples and given_answers do."""
-    if config.data.preferences is not None:
-        return [sample for scored in order.groups for sample in given_answers(scored, facts)]
-    rewards = shaped_rewards(order.groups, config)
-    advantages = advantages_in_groups(rewards, config.algorithm.advantage_normalization)
-    samples: list[TrainSample] = []
-    for scored, reward, advantage in zip(order.groups, rewards, advantages, strict=True):
-        samples += training_samples(
-            scored,
-            order.replay[len(samples) : len(samples) + len(reward)],
-            facts,
-            rewards=reward,
-            advantages=advantage,
-        )
-    return samples
-
+from services.trainer.batch.samples import Array, TrainSample
 
 FINISH_REASONS = {sample_pb2.FINISH_REASON_STOP, sample_pb2.FINISH_REASON_LENGTH}
 
 
-def check_group(scored: sample_pb2.ScoredGroup) -> None:
+def batch_samples(
+    order: step_pb2.StepOrder, config: Config, facts: ModelFacts, decoded: Sequence[TrainSample] = ()
+) -> list[TrainSample]:
+    """The samples of a step in the order of its groups, with what they are trained on: shaped rewards and advantages.
+
+    `decoded` are the same samples, where they were decoded before. Raises InvalidData as decode_group does.
+    """
+    samples = decoded or _decode(order, config, facts)
+    if config.data.preferences is not None:
+        return list(samples)
+    rewards = shaped_rewards(order.groups, config)
+    advantages = advantages_in_groups(rewards, config.algorithm.advantage_normalization)
+    return [
+        replace(sample, reward=reward, advantage=advantage)
+        for sample, reward, advantage in zip(samples, chain(*rewards), chain(*advantages), strict=True)
+    ]
+
+
+def _decode(order: step_pb2.StepOrder, config: Config, facts: ModelFacts) -> list[TrainSample]:
+    if config.data.preferences is not None:
+        return [sample for scored in order.groups for sample in given_answers(scored, facts)]
+    samples: list[TrainSample] = []
+    for scored in order.groups:
+        replays = order.replay[len(samples) : len(samples) + len(scored.group.samples)]
+        samples += decode_group(scored, replays, facts)
+    return samples
+
+
+def check_scored_group(scored: sample_pb2.ScoredGroup) -> None:
     """What can be said without the replay data. Raises InvalidData that names the field."""
-    group, size = scored.group, scored.group.prompt.group_size
-    name = group.prompt.group_id
-    if not size or len(group.samples) != size or len(scored.scores) != size:
+    group = scored.group
+    check_group(group)
+    if len(scored.scores) != len(group.samples):
         raise InvalidData(
-            "group_size",
-            f"group {name} has {len(group.samples)} samples and {len(scored.scores)} scores, "
-            f"expected {size or 'at least one'} of each",
+            "scores_rows",
+            f"group {group.prompt.group_id} has {len(scored.scores)} scores, expected {len(group.samples)}, one a "
+            "sample",
         )
-    if sorted(sample.index for sample in group.samples) != list(range(size)):
-        raise InvalidData("sample_index", f"group {name} has not each index of 0..{size - 1} once")
     for sample, score in zip(group.samples, scored.scores, strict=True):
-        _check_sample(group.prompt, sample)
-        if not math.isfinite(score.reward):
-            raise InvalidData("reward_not_finite", f"reward of {sample.sample_id} is {score.reward}, expected finite")
+        _check_sample(sample, group.prompt.sampling.max_tokens)
+        for field, value in (("reward", score.reward), ("raw_reward", score.raw_reward)):
+            if not math.isfinite(value):
+                raise InvalidData("reward_not_finite", f"{field} of {sample.sample_id} is {value}, expected finite")
 
 
-def _check_sample(prompt: sample_pb2.Prompt, sample: sample_pb2.Sample) -> None:
-    name, length, limit = sample_id(prompt, sample.index), len(sample.token_ids), prompt.sampling.max_tokens
-    if sample.sample_id != name:
-        raise InvalidData("sample_id", f"sample_id of sample {name} is {sample.sample_id[:200]!r}, expected its own")
+def _check_sample(sample: sample_pb2.Sample, limit: int) -> None:
+    name, length = sample.sample_id, len(sample.token_ids)
     if not 1 <= length <= limit:
         raise InvalidData(
             "completion_length", f"sample {name} has {length} tokens, expected 1 to {limit} (sampling.max_tokens)"
         )
-    check_logprobs(sample, f"sample {name}")
     if sample.finish_reason not in FINISH_REASONS:
         raise InvalidData("finish_reason", f"finish_reason of {name} is {sample.finish_reason}, expected 1 or 2")
-    _check_versions(sample, name)
+    _check_versions(sample)
 
 
-def _check_versions(sample: sample_pb2.Sample, name: str) -> None:
+def _check_versions(sample: sample_pb2.Sample) -> None:
     covered = 0
     for span in sample.versions:
         if span.start != covered or span.end < span.start:
@@ -81,60 +90,33 @@ def _check_versions(sample: sample_pb2.Sample, name: str) -> None:
     spans = [(span.start, span.end) for span in sample.versions[:8]]
     raise InvalidData(
         "version_spans",
-        f"versions of {name} span {spans}, expected them to cover [0, {len(sample.token_ids)}) in order",
+        f"versions of {sample.sample_id} span {spans}, expected them to cover [0, {len(sample.token_ids)}) in order",
     )
 
 
-def training_samples(
-    scored: sample_pb2.ScoredGroup,
-    replays: Sequence[bytes],
-    facts: ModelFacts,
-    *,
-    rewards: Sequence[float],
-    advantages: Sequence[float],
-) -> list[TrainSample]:
-    """`replays`, `rewards` and `advantages` stand in the order of the samples.
+def decode_group(scored: sample_pb2.ScoredGroup, replays: Sequence[bytes], facts: ModelFacts) -> list[TrainSample]:
+    """A checked group's samples, rewarded as they were scored and without advantages; `replays` in the same order.
 
     Raises InvalidData where replay data is missing, malformed, or cannot be this model's.
     """
-    group = scored.group
-    prompt = np.asarray(group.prompt.token_ids, np.int32)
-    _check_vocabulary(group.prompt.group_id, prompt, facts.vocabulary)
+    prompt, sampling = scored.group.prompt, scored.group.prompt.sampling
+    prompt_ids = _token_ids(prompt.group_id, prompt.token_ids, facts)
     samples = []
-    for sample, data, reward, advantage in zip(group.samples, replays, rewards, advantages, strict=True):
-        token_ids = np.asarray(sample.token_ids, np.int32)
-        _check_vocabulary(sample.sample_id, token_ids, facts.vocabulary)
-        replay = decode_replay(
-            data,
-            sample_id=sample.sample_id,
-            prompt_length=len(prompt),
-            token_ids=token_ids,
-            max_bytes=(len(prompt) + len(token_ids)) * facts.replay_bytes_per_token,
-        )
-        if not facts.moe_layers:
-            # Recorded from a router that the trainer does not replay.
-            replay = replace(replay, routing=None)
-        _check_complete(sample.sample_id, replay, facts, candidates_expected=_truncates(group.prompt.sampling))
-        check_model_bounds(
-            replay,
-            moe_layers=facts.moe_layers,
-            experts_per_token=facts.experts_per_token,
-            experts=facts.experts,
-            vocabulary=facts.vocabulary,
-        )
+    for sample, score, data in zip(scored.group.samples, scored.scores, replays, strict=True):
+        token_ids = _token_ids(sample.sample_id, sample.token_ids, facts)
         samples.append(
             TrainSample(
                 sample_id=sample.sample_id,
-                group_id=group.prompt.group_id,
-                prompt_token_ids=prompt,
+                group_id=prompt.group_id,
+                prompt_token_ids=prompt_ids,
                 token_ids=token_ids,
                 rollout_logprobs=np.asarray(sample.logprobs, np.float32),
-                replay=replay,
-                advantage=advantage,
-                reward=reward,
-                temperature=group.prompt.sampling.temperature,
+                replay=_replay(data, sample.sample_id, len(prompt_ids), token_ids, sampling, facts),
+                advantage=0.0,
+                reward=score.reward,
+                temperature=sampling.temperature,
                 truncated=sample.finish_reason == sample_pb2.FINISH_REASON_LENGTH,
-                max_tokens=group.prompt.sampling.max_tokens,
+                max_tokens=sampling.max_tokens,
             )
         )
     return samples
@@ -145,45 +127,63 @@ def given_answers(scored: sample_pb2.ScoredGroup, facts: ModelFacts) -> list[Tra
 
     Raises InvalidData for a token that the model does not know.
     """
-    group = scored.group
-    prompt = np.asarray(group.prompt.token_ids, np.int32)
-    _check_vocabulary(group.prompt.group_id, prompt, facts.vocabulary)
-    samples = []
-    for sample, score in zip(group.samples, scored.scores, strict=True):
-        token_ids = np.asarray(sample.token_ids, np.int32)
-        _check_vocabulary(sample.sample_id, token_ids, facts.vocabulary)
-        samples.append(
-            TrainSample(
-                sample_id=sample.sample_id,
-                group_id=group.prompt.group_id,
-                prompt_token_ids=prompt,
-                token_ids=token_ids,
-                rollout_logprobs=np.zeros(len(token_ids), np.float32),
-                replay=Replay(),
-                advantage=0.0,
-                reward=score.reward,
-            )
+    prompt = scored.group.prompt
+    prompt_ids = _token_ids(prompt.group_id, prompt.token_ids, facts)
+    return [
+        TrainSample(
+            sample_id=sample.sample_id,
+            group_id=prompt.group_id,
+            prompt_token_ids=prompt_ids,
+            token_ids=_token_ids(sample.sample_id, sample.token_ids, facts),
+            rollout_logprobs=np.zeros(len(sample.token_ids), np.float32),
+            replay=Replay(),
+            advantage=0.0,
+            reward=score.reward,
         )
-    return samples
+        for sample, score in zip(scored.group.samples, scored.scores, strict=True)
+    ]
 
 
-def _truncates(sampling: sample_pb2.SamplingParameters) -> bool:
-    """As the sample was drawn: the configuration may have changed since."""
-    return sampling.top_k > 0 or 0 < sampling.top_p < 1
+def _token_ids(name: str, given: Sequence[int], facts: ModelFacts) -> Array:
+    token_ids = np.asarray(given, np.int32)
+    if token_ids.size and (int(token_ids.min()) < 0 or int(token_ids.max()) >= facts.vocabulary):
+        raise InvalidData(
+            "token_out_of_range",
+            f"token ids of {name} span {token_ids.min()} to {token_ids.max()}, expected 0 to {facts.vocabulary - 1}",
+        )
+    return token_ids
 
 
-def _check_complete(sample_id: str, replay: Replay, facts: ModelFacts, *, candidates_expected: bool) -> None:
-    if facts.moe_layers and replay.routing is None:
+def _replay(
+    data: bytes,
+    sample_id: str,
+    prompt_length: int,
+    token_ids: Array,
+    sampling: sample_pb2.SamplingParameters,
+    facts: ModelFacts,
+) -> Replay:
+    replay = decode_replay(
+        data,
+        sample_id=sample_id,
+        prompt_length=prompt_length,
+        token_ids=token_ids,
+        max_bytes=(prompt_length + len(token_ids)) * facts.replay_bytes_per_token,
+    )
+    if not facts.moe_layers:
+        # Recorded from a router that the trainer does not replay.
+        replay = replace(replay, routing=None)
+    elif replay.routing is None:
         raise InvalidData(
             "routing_missing", f"replay of {sample_id} has no routing, expected it for {facts.moe_layers} layers"
         )
-    if candidates_expected and replay.candidates is None:
+    # As the sample was drawn: the configuration may have changed since.
+    if replay.candidates is None and (sampling.top_k > 0 or 0 < sampling.top_p < 1):
         raise InvalidData("candidates_missing", f"replay of {sample_id} has no candidates, but sampling truncates")
-
-
-def _check_vocabulary(name: str, token_ids: np.ndarray[tuple[int], np.dtype[np.int32]], vocabulary: int) -> None:
-    if token_ids.size and (int(token_ids.min()) < 0 or int(token_ids.max()) >= vocabulary):
-        raise InvalidData(
-            "token_out_of_range",
-            f"token ids of {name} span {token_ids.min()} to {token_ids.max()}, expected 0 to {vocabulary - 1}",
-        )
+    check_model_bounds(
+        replay,
+        moe_layers=facts.moe_layers,
+        experts_per_token=facts.experts_per_token,
+        experts=facts.experts,
+        vocabulary=facts.vocabulary,
+    )
+    return replay

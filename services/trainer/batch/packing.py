@@ -133,9 +133,7 @@ class PackedBatch:
 
 
 def pack(samples: Sequence[TrainSample]) -> PackedBatch:
-    """Raises InvalidData where replay rows are missing or too many."""
-    if not samples:
-        raise InvalidData("batch_empty", "there are no samples to pack, expected at least one")
+    """At least one sample; either all of them have routing, or none has."""
     lengths = [sample.forward_length for sample in samples]
     starts = np.cumsum([0, *lengths[:-1]])
     completions = [len(sample.token_ids) for sample in samples]
@@ -161,47 +159,20 @@ def pack(samples: Sequence[TrainSample]) -> PackedBatch:
 
 
 def _pack_routing(samples: Sequence[TrainSample]) -> Tensor | None:
-    captured = [(sample, sample.replay.routing) for sample in samples]
-    if all(routing is None for _, routing in captured):
-        return None
-    rows = []
-    for sample, routing in captured:
-        if routing is None:
-            raise InvalidData(
-                "routing_missing", f"sample {sample.sample_id} has no routing, while others of its batch have"
-            )
-        if routing.ndim != 3 or routing.shape[0] != sample.forward_length:
-            raise InvalidData(
-                "routing_rows",
-                f"routing of {sample.sample_id} is {list(routing.shape)}, "
-                f"expected [{sample.forward_length}, L, K] (P + C - 1)",
-            )
-        rows.append(routing.astype(np.int32))
-    if len({row.shape[1:] for row in rows}) > 1:
-        raise InvalidData(
-            "routing_shape", f"routing has {sorted({row.shape[1:] for row in rows})} as [L, K] in one batch"
-        )
-    return torch.from_numpy(np.concatenate(rows))
+    captured = [sample.replay.routing for sample in samples]
+    rows = [routing.astype(np.int32) for routing in captured if routing is not None]
+    return torch.from_numpy(np.concatenate(rows)) if rows else None
 
 
 def _pack_candidates(samples: Sequence[TrainSample]) -> PackedCandidates | None:
-    if all(sample.replay.candidates is None for sample in samples):
+    captured = [sample.replay.candidates for sample in samples]
+    token_ids = [candidates.token_ids for candidates in captured if candidates is not None]
+    if not token_ids:
         return None
-    counts: list[Array] = []
-    token_ids: list[Array] = []
-    for sample in samples:
-        candidates = sample.replay.candidates
-        if candidates is None:
-            counts.append(np.zeros(len(sample.token_ids), dtype=np.int64))
-            continue
-        if len(candidates.counts) != len(sample.token_ids) or int(candidates.counts.sum()) != len(candidates.token_ids):
-            raise InvalidData(
-                "candidates_rows",
-                f"candidates of {sample.sample_id} have {len(candidates.counts)} rows and {len(candidates.token_ids)} "
-                f"ids, expected {len(sample.token_ids)} rows (C) whose counts sum to the ids",
-            )
-        counts.append(candidates.counts)
-        token_ids.append(candidates.token_ids)
+    counts = [
+        np.zeros(len(sample.token_ids), np.int32) if candidates is None else candidates.counts
+        for sample, candidates in zip(samples, captured, strict=True)
+    ]
     return PackedCandidates(_integers(np.concatenate(counts)), _integers(np.concatenate(token_ids)))
 
 

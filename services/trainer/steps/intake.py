@@ -10,23 +10,27 @@ from services.common.logs import get_logger
 from services.common.transport.blobs import Blob, BlobStore
 from services.common.transport.dead_letters import DeadLetters
 from services.common.transport.streams import Entry, Stream
-from services.common.wire.samples import sample_id
+from services.common.wire.group import sample_id
+from services.trainer.batch.groups import decode_group
+from services.trainer.batch.model_facts import ModelFacts
 from services.trainer.batch.rewards import has_variance
+from services.trainer.batch.samples import TrainSample
 from services.trainer.metrics import counters
-from services.trainer.steps.deaths import TRAINER_ENDED
+from services.trainer.steps.deaths import TRAINER_ENDED, Deaths
 from services.trainer.steps.evaluation import Evaluation
 from services.trainer.steps.ledger import Ledger
 from services.trainer.steps.verification import (
     PROMPT_MISMATCH,
     SAMPLING_MISMATCH,
+    TOO_STALE,
     VERSION_ABANDONED,
     VERSION_UNKNOWN,
     Verifier,
+    sampled_versions,
 )
 
 READ_AT_ONCE = 64
 MAX_REISSUES = 3
-TOO_STALE = "group_too_stale"
 # Nothing is wrong with the prompt: sampling again helps.
 REISSUED_CODES = {"blob_missing", "blob_corrupt", TOO_STALE, PROMPT_MISMATCH, SAMPLING_MISMATCH, VERSION_UNKNOWN}
 # What ends its consumers time and again is not given another round by their restarts.
@@ -37,11 +41,14 @@ log = get_logger(__name__)
 
 @dataclass(frozen=True)
 class Arrival:
-    """A scored group that passed every check, with the replay data of its samples."""
+    """A scored group that passed every check: as it came, which is what other ranks and a recording get of it, and
+    decoded, which is what rank 0 trains on.
+    """
 
     entry_id: str
     scored: sample_pb2.ScoredGroup
     replays: tuple[bytes, ...]
+    samples: tuple[TrainSample, ...]
 
     @property
     def request(self) -> int:
@@ -49,10 +56,7 @@ class Arrival:
 
     @property
     def oldest_version(self) -> int:
-        """Of the policies that sampled it; of a group that names none, the one it was issued at."""
-        group = self.scored.group
-        spans = (span.version for sample in group.samples for span in sample.versions)
-        return min(spans, default=group.prompt.min_version)
+        return sampled_versions(self.scored)[0]
 
 
 @dataclass(frozen=True)
@@ -74,7 +78,8 @@ class Intake:
         ledger: Ledger,
         *,
         verifier: Verifier,
-        check: Callable[[Arrival], None],
+        facts: ModelFacts,
+        deaths: Deaths | None,
         request_of: Callable[[str], int | None],
         reissue: Callable[[int], None],
         max_lost: int,
@@ -82,7 +87,7 @@ class Intake:
     ) -> None:
         """Up to `max_filtered` groups whose rewards are all the same are replaced before each step."""
         self._stream, self._dead_letters, self._blobs, self._ledger = stream, dead_letters, blobs, ledger
-        self._verifier, self._check, self._request_of = verifier, check, request_of
+        self._verifier, self._facts, self._deaths, self._request_of = verifier, facts, deaths, request_of
         self._reissue, self._max_lost = reissue, max_lost
         self._max_filtered, self._filtered = max_filtered, 0
         self._lost_in_a_row = 0
@@ -134,9 +139,9 @@ class Intake:
         self._filtered = 0
         return taken
 
-    def reissue_ready(self, too_stale: Callable[[Arrival], bool]) -> None:
-        """Has groups that became too stale while they waited for their step sampled again."""
-        for arrival in [arrival for arrival in self._ready if too_stale(arrival)]:
+    def reissue_older(self, version: int) -> None:
+        """Has groups of an older version sampled again: they became too stale while they waited for their step."""
+        for arrival in [arrival for arrival in self._ready if arrival.oldest_version < version]:
             counters.GROUPS_REISSUED.labels(TOO_STALE).inc()
             self.release([arrival.request])
             self._reissue(arrival.request)
@@ -204,9 +209,11 @@ class Intake:
         try:
             with entrys_fault():
                 self._verifier.check_training(entry.message, request)
-            arrival = Arrival(entry.id, entry.message, self._fetch(entry.message))
+                if self._deaths is not None:
+                    self._deaths.check(request)
+            replays = tuple(self._blobs.get(blob) for blob in _blobs(entry.message))
             with entrys_fault():
-                self._check(arrival)
+                samples = tuple(decode_group(entry.message, replays, self._facts))
         except InvalidData as error:
             log.warning("group refused", group=entry.message.group.prompt.group_id, code=error.code, reason=str(error))
             tried = self._ledger.outstanding[request] >= MAX_REISSUES
@@ -219,7 +226,7 @@ class Intake:
         if self._filtered < self._max_filtered and not has_variance(entry.message):
             self._filter(entry, request)
         else:
-            self._ready.append(arrival)
+            self._ready.append(Arrival(entry.id, entry.message, replays, samples))
 
     def _sampled_again(self, request: int, code: str, may_be: bool = False) -> bool:
         """Issued again once if it was under way before the start, else where it `may_be`."""
@@ -229,9 +236,6 @@ class Intake:
         counters.GROUPS_REISSUED.labels(code).inc()
         self._reissue(request)
         return True
-
-    def _fetch(self, scored: sample_pb2.ScoredGroup) -> tuple[bytes, ...]:
-        return tuple(self._blobs.get(blob) for blob in _blobs(scored))
 
     def _filter(self, entry: Entry[sample_pb2.ScoredGroup], request: int) -> None:
         """Dynamic sampling: a group without variance teaches nothing, and a fresh prompt replaces it."""

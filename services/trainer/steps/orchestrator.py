@@ -1,7 +1,7 @@
 """Rank 0's side of the run: prompts out, scored groups in, versions and checkpoints announced."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,20 +9,23 @@ import redis
 from trivet.v1 import sample_pb2, step_pb2, trainer_pb2
 
 from services.common.config import Config
-from services.common.errors import InvalidData, Unavailable
+from services.common.errors import Unavailable
 from services.common.logs import get_logger
 from services.common.transport.blobs import open_blobs
 from services.common.transport.dead_letters import DeadLetters
 from services.common.transport.outages import Outages
 from services.common.transport.streams import RunStreams
 from services.common.transport.weight_feed import WeightFeed
+from services.trainer.batch.model_facts import ModelFacts
 from services.trainer.checkpoint.directory import TrainerState
 from services.trainer.data.prompts import PromptData
 from services.trainer.metrics import counters
+from services.trainer.steps.deaths import Deaths
 from services.trainer.steps.evaluation import Evaluation
-from services.trainer.steps.intake import TOO_STALE, Arrival, Intake
+from services.trainer.steps.intake import Intake
 from services.trainer.steps.issuer import Issuer
 from services.trainer.steps.ledger import Ledger
+from services.trainer.steps.source import Order
 from services.trainer.steps.status import Controls, Status
 from services.trainer.steps.verification import Verifier
 
@@ -34,6 +37,8 @@ RECONCILE_SECONDS = 60.0
 PUBLISH_AGAIN_SECONDS = 30.0
 # How often one version is published again because a rollout found it damaged.
 MAX_REPAIRS = 3
+
+WAIT = Order(step_pb2.StepOrder(action=step_pb2.STEP_ACTION_WAIT))
 
 log = get_logger(__name__)
 
@@ -47,9 +52,10 @@ class Orchestrator:
     client: redis.Redis
     status: Status
     controls: Controls
-    check: Callable[[Arrival], None]
+    facts: ModelFacts
     # Dynamic sampling: how many batches of groups without variance may be replaced before a step.
     filtered_rounds: int = 0
+    deaths: Deaths | None = None
 
     def __post_init__(self) -> None:
         config = self.config
@@ -66,7 +72,9 @@ class Orchestrator:
         self._issued_at: dict[int, int] = {}
         # After as long without a group the run ends.
         self.outages = self.status.outages = Outages(config.trainer.batch_timeout_seconds)
-        self._verifier = Verifier(self._issuer, config.reward, lambda: max(self.step, published))
+        self._verifier = Verifier(
+            self._issuer, config.reward, lambda: (self._oldest_version, max(self.step, published))
+        )
         # Seconds of waiting without an arrival, and since what is outstanding was last looked for.
         self._silence = self._unreconciled = 0.0
         # The version that was last published again because it was damaged, and how often.
@@ -77,7 +85,8 @@ class Orchestrator:
             open_blobs(config.blobs, self.client, config.run.name),
             self.ledger,
             verifier=self._verifier,
-            check=self._check_arrival,
+            facts=self.facts,
+            deaths=self.deaths,
             request_of=self._issuer.request_of,
             reissue=self._reissue,
             max_lost=config.trainer.max_lost_groups,
@@ -98,8 +107,8 @@ class Orchestrator:
     def commit(self) -> None:
         self.outages.ride_out_blocking(self.intake.commit)
 
-    def held_out(self) -> step_pb2.StepOrder:
-        return step_pb2.StepOrder()
+    def held_out(self) -> Order:
+        return Order(step_pb2.StepOrder())
 
     def restore(self, state: TrainerState) -> None:
         """Resumes from a checkpoint: takes what has arrived, and reissues what cannot be found anywhere."""
@@ -130,35 +139,36 @@ class Orchestrator:
         counters.GROUPS_ISSUED.inc(len(requests))
         self._show()
 
-    def next_order(self) -> step_pb2.StepOrder:
+    def next_order(self) -> Order:
         """What all ranks do next; WAIT at least once a second. Raises Unavailable when nothing arrives any more."""
         if self.controls.stop.is_set():
-            return step_pb2.StepOrder(action=step_pb2.STEP_ACTION_STOP)
+            return Order(step_pb2.StepOrder(action=step_pb2.STEP_ACTION_STOP))
         if self.controls.save_requested:
-            return step_pb2.StepOrder(action=step_pb2.STEP_ACTION_SAVE)
-        return self.outages.poll(self._order) or step_pb2.StepOrder(action=step_pb2.STEP_ACTION_WAIT)
+            return Order(step_pb2.StepOrder(action=step_pb2.STEP_ACTION_SAVE))
+        return self.outages.poll(self._order) or WAIT
 
-    def _order(self) -> step_pb2.StepOrder:
+    def _order(self) -> Order:
         if self.controls.paused:
             self.status.state = trainer_pb2.TRAINER_STATE_PAUSED
             self._poll()
-            return step_pb2.StepOrder(action=step_pb2.STEP_ACTION_WAIT)
+            return WAIT
         self._issue()
-        self.intake.reissue_ready(self._too_stale)
+        self.intake.reissue_older(self._oldest_version)
         if self.intake.ready < self.config.trainer.groups_per_step or self._overtakes():
             self.status.state = trainer_pb2.TRAINER_STATE_WAITING
             self._wait_for_news()
             # The rollouts that had a version in memory may all have been started again.
             if (self._silence > PUBLISH_AGAIN_SECONDS and self.feed.only_in_memory) or self._repairs():
-                return step_pb2.StepOrder(action=step_pb2.STEP_ACTION_PUBLISH)
-            return step_pb2.StepOrder(action=step_pb2.STEP_ACTION_WAIT)
+                return Order(step_pb2.StepOrder(action=step_pb2.STEP_ACTION_PUBLISH))
+            return WAIT
         self.status.state = trainer_pb2.TRAINER_STATE_TRAINING
         arrivals = self.intake.take(self.config.trainer.groups_per_step)
-        return step_pb2.StepOrder(
+        message = step_pb2.StepOrder(
             action=step_pb2.STEP_ACTION_TRAIN,
             groups=[arrival.scored for arrival in arrivals],
             replay=[data for arrival in arrivals for data in arrival.replays],
         )
+        return Order(message, [sample for arrival in arrivals for sample in arrival.samples])
 
     def evaluate(self) -> dict[str, float] | None:
         """Issues the validation prompts and waits for them; None when the run is stopped meanwhile.
@@ -226,17 +236,10 @@ class Orchestrator:
     def _steps_left(self) -> int:
         return self.config.trainer.steps - self.step
 
-    def _check_arrival(self, arrival: Arrival) -> None:
-        if self._too_stale(arrival):
-            raise InvalidData(
-                TOO_STALE,
-                f"group {arrival.scored.group.prompt.group_id} was sampled under version {arrival.oldest_version}, at "
-                f"most {self.config.trainer.max_staleness} before {self.step} allowed (trainer.max_staleness)",
-            )
-        self.check(arrival)
-
-    def _too_stale(self, arrival: Arrival) -> bool:
-        return self.step - arrival.oldest_version > self.config.trainer.max_staleness
+    @property
+    def _oldest_version(self) -> int:
+        """That a step may be made of now."""
+        return self.step - self.config.trainer.max_staleness
 
     def _overtakes(self) -> bool:
         """Whether a step taken now would leave a group behind that is too stale for the next one.
@@ -245,9 +248,8 @@ class Orchestrator:
         """
         if self._silence > self.config.trainer.batch_timeout_seconds / 2:
             return False
-        last = self.step - self.config.trainer.max_staleness
         under_way = self.ledger.outstanding.keys() - self.intake.held_requests()
-        return any(self._issued_at.get(request, self.step) <= last for request in under_way)
+        return any(self._issued_at.get(request, self.step) <= self._oldest_version for request in under_way)
 
     def _repairs(self) -> bool:
         """Whether the newest version is to be published again: a rollout found its files damaged."""

@@ -14,6 +14,7 @@ from services.trainer.checkpoint.directory import TrainerState
 from services.trainer.data.preferences import PairRow, PreferenceData
 from services.trainer.metrics import counters
 from services.trainer.steps.deaths import Deaths
+from services.trainer.steps.source import Order
 from services.trainer.steps.status import Controls, Status
 
 POLL_SECONDS = 1.0
@@ -50,15 +51,15 @@ class PairFeed:
     def issue(self) -> None:
         """There is no service to ask."""
 
-    def next_order(self) -> step_pb2.StepOrder:
+    def next_order(self) -> Order:
         if self.controls.stop.is_set():
-            return step_pb2.StepOrder(action=step_pb2.STEP_ACTION_STOP)
+            return Order(step_pb2.StepOrder(action=step_pb2.STEP_ACTION_STOP))
         if self.controls.save_requested:
-            return step_pb2.StepOrder(action=step_pb2.STEP_ACTION_SAVE)
+            return Order(step_pb2.StepOrder(action=step_pb2.STEP_ACTION_SAVE))
         if self.controls.paused:
             self.status.state = trainer_pb2.TRAINER_STATE_PAUSED
             self.controls.stop.wait(POLL_SECONDS)
-            return step_pb2.StepOrder(action=step_pb2.STEP_ACTION_WAIT)
+            return Order(step_pb2.StepOrder(action=step_pb2.STEP_ACTION_WAIT))
         self.status.state = trainer_pb2.TRAINER_STATE_TRAINING
         requests = self._next_requests()
         self._show()
@@ -67,7 +68,7 @@ class PairFeed:
     def evaluate(self) -> dict[str, float] | None:
         return None
 
-    def held_out(self) -> step_pb2.StepOrder:
+    def held_out(self) -> Order:
         self.status.state = trainer_pb2.TRAINER_STATE_EVALUATING
         rows = self.data.validation.rows[: self.config.evaluation.prompts]
         return self._order([(f"{self.history}-held-out-{index}", index, row) for index, row in enumerate(rows)])
@@ -92,11 +93,10 @@ class PairFeed:
                 counters.GROUPS_LOST.labels(error.code).inc()
         return requests
 
-    def _order(self, rows: list[tuple[str, int, PairRow]]) -> step_pb2.StepOrder:
+    def _order(self, rows: list[tuple[str, int, PairRow]]) -> Order:
         groups = [self._group(group_id, request, row) for group_id, request, row in rows]
-        return step_pb2.StepOrder(
-            action=step_pb2.STEP_ACTION_TRAIN, groups=groups, replay=[b""] * sum(len(each.scores) for each in groups)
-        )
+        replay = [b""] * sum(len(each.scores) for each in groups)
+        return Order(step_pb2.StepOrder(action=step_pb2.STEP_ACTION_TRAIN, groups=groups, replay=replay))
 
     def _group(self, group_id: str, request: int, row: PairRow) -> sample_pb2.ScoredGroup:
         prompt = sample_pb2.Prompt(

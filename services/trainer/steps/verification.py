@@ -7,11 +7,11 @@ from trivet.v1 import sample_pb2
 
 from services.common.config import RewardConfig
 from services.common.errors import InvalidData
-from services.trainer.batch.groups import check_group
+from services.trainer.batch.groups import check_scored_group
 from services.trainer.steps.issuer import Issuer
 
 PROMPT_MISMATCH, SAMPLING_MISMATCH, VERSION_UNKNOWN = "prompt_mismatch", "sampling_mismatch", "version_unknown"
-VERSION_ABANDONED = "version_abandoned"
+VERSION_ABANDONED, TOO_STALE = "version_abandoned", "group_too_stale"
 # Of a prompt, what one that comes back has in common with the one that was issued.
 ISSUED_FIELDS = ("group_id", "request", "prompt_id", "purpose", "evaluation_id", "token_ids", "text", "metadata_json")
 # Relative to the range: what the reward service allows its own sums.
@@ -39,9 +39,9 @@ class Verifier:
     are under way: those that its history has issued with are remembered, and each of them is good.
     """
 
-    def __init__(self, issuer: Issuer, reward: RewardConfig, newest_version: Callable[[], int]) -> None:
-        """`newest_version` is the newest that was published: nothing can be sampled under a newer one."""
-        self._issuer, self._reward, self._newest_version = issuer, reward, newest_version
+    def __init__(self, issuer: Issuer, reward: RewardConfig, versions: Callable[[], tuple[int, int]]) -> None:
+        """`versions` are the oldest that may be trained on and the newest that was published."""
+        self._issuer, self._reward, self._versions = issuer, reward, versions
         self._settings = {SamplingSettings.of(issuer.training_prompt(0, 0, 0))}
 
     def dump(self) -> list[list[Any]]:
@@ -56,12 +56,18 @@ class Verifier:
         prompt = scored.group.prompt
         issued = self._issuer.training_prompt(request, prompt.attempt, prompt.min_version)
         self._check(scored, issued, self._settings)
-        newest = _newest_version(scored)
-        if newest > self._newest_version():
+        (oldest, newest), (allowed, published) = sampled_versions(scored), self._versions()
+        if newest > published:
             raise InvalidData(
                 VERSION_UNKNOWN,
                 f"group {issued.group_id} was sampled under version {newest}, "
-                f"the newest that was published is {self._newest_version()}",
+                f"the newest that was published is {published}",
+            )
+        if oldest < allowed:
+            raise InvalidData(
+                TOO_STALE,
+                f"group {issued.group_id} was sampled under version {oldest}, expected {allowed} or newer "
+                "(trainer.max_staleness)",
             )
 
     def check_evaluation(self, scored: sample_pb2.ScoredGroup, issued: sample_pb2.Prompt) -> None:
@@ -69,7 +75,7 @@ class Verifier:
         self._check(scored, issued, {SamplingSettings.of(issued)})
         # Nothing is published during an evaluation, so that one of its groups can be ahead only of a run that has
         # returned to an earlier checkpoint.
-        newest = _newest_version(scored)
+        _, newest = sampled_versions(scored)
         if newest > issued.min_version:
             raise InvalidData(
                 VERSION_ABANDONED,
@@ -93,7 +99,7 @@ class Verifier:
             raise InvalidData(
                 SAMPLING_MISMATCH, f"group {issued.group_id} was sampled with {used}, issued with {issued_with}"
             )
-        check_group(scored)
+        check_scored_group(scored)
         self._check_rewards(scored)
 
     def _check_rewards(self, scored: sample_pb2.ScoredGroup) -> None:
@@ -104,8 +110,10 @@ class Verifier:
             _check_range(f"raw_reward of {sample.sample_id}", score.raw_reward, low, high)
 
 
-def _newest_version(scored: sample_pb2.ScoredGroup) -> int:
-    return max(span.version for sample in scored.group.samples for span in sample.versions)
+def sampled_versions(scored: sample_pb2.ScoredGroup) -> tuple[int, int]:
+    """The oldest and the newest policy that sampled a checked group."""
+    versions = [span.version for sample in scored.group.samples for span in sample.versions]
+    return min(versions), max(versions)
 
 
 def _check_range(field: str, value: float, low: float, high: float) -> None:

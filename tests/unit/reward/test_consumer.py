@@ -40,7 +40,7 @@ class Run:
                     group_id=group_id, text="sort 21", metadata_json=json.dumps(metadata or {"answer": "12"}), **fields
                 ),
                 samples=[
-                    sample_pb2.Sample(sample_id=f"{group_id}/{i}", index=i, text=text) for i, text in enumerate(texts)
+                    sample_pb2.Sample(sample_id=f"{group_id}/0/{i}", index=i, text=text) for i, text in enumerate(texts)
                 ],
             )
         )
@@ -102,7 +102,7 @@ async def test_good_groups_arrive_scored_exactly_once_and_bad_ones_in_the_dead_l
         assert [score.reward for score in message.scores] == [1.0, 0.0]
     dead = run.dead()
     assert {group: letter.code for group, letter in dead.items()} == {"bad": "scorer_metadata", "empty": "group_size"}
-    assert "exact_match on sample bad/0: metadata.answer is missing" in dead["bad"].reason
+    assert "exact_match on sample bad/0/0: metadata.answer is missing" in dead["bad"].reason
     assert sample_pb2.Group.FromString(dead["bad"].payload).prompt.group_id == "bad"
     assert (run.samples.depth(), run.samples.pending()) == (0, 0)
 
@@ -131,7 +131,7 @@ async def test_what_a_scorer_makes_of_a_completion_costs_its_own_group_only(run)
     assert run.scored_ids() == ["fine"]
     dead = run.dead()
     assert set(dead) == {"raises-0", "raises-1", "raises-2", *outcomes[:-1]}
-    assert "sample raises-0/0: ValueError: \ufffd (" in dead["raises-0"].reason
+    assert "sample raises-0/0/0: ValueError: \ufffd (" in dead["raises-0"].reason
     assert "ValueError: \ufffd[2J (" in dead["raises-1"].reason
     assert (dead["huge int"].code, dead["abort"].code) == ("reward_not_finite", "scorer_crash")
     assert len(dead["enormous"].reason) < 4_000

@@ -21,7 +21,7 @@ def make_group(texts, metadata=None, purpose=sample_pb2.PURPOSE_TRAIN):
         prompt=sample_pb2.Prompt(
             group_id="g1", text="sort 21", metadata_json=json.dumps(metadata or {"answer": "12"}), purpose=purpose
         ),
-        samples=[sample_pb2.Sample(sample_id=f"g1/{i}", index=i, text=text) for i, text in enumerate(texts)],
+        samples=[sample_pb2.Sample(sample_id=f"g1/0/{i}", index=i, text=text) for i, text in enumerate(texts)],
     )
 
 
@@ -81,7 +81,7 @@ async def test_one_sample_without_a_score_fails_the_group_and_is_named():
         assert isinstance(outcome, reward_pb2.ScoreFailure)
         assert outcome.code == "scorer_crash"
         assert outcome.scorer == "tests.support.reward_test_scorers:dies_when_asked"
-        assert outcome.sample_id == "g1/1"
+        assert outcome.sample_id == "g1/0/1"
         assert (scoring.stats.groups, scoring.stats.failures) == (0, 1)
 
 
@@ -180,7 +180,7 @@ async def test_a_failure_is_not_cached(open_path):
 async def test_a_bad_group_is_refused_and_counted():
     async with Scoring("exact_match") as scoring:
         before = _metric("trivet_reward_failures_total", code="group_size")
-        with pytest.raises(InvalidData, match="samples is empty"):
+        with pytest.raises(InvalidData, match="has 0 samples"):
             await scoring.scorer.score(make_group([]))
         assert _metric("trivet_reward_failures_total", code="group_size") - before == 1
         assert scoring.stats.running == 0

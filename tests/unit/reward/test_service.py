@@ -28,7 +28,7 @@ from services.reward.stats import RewardStats
 def group(*texts, group_id="g1", metadata=None):
     return sample_pb2.Group(
         prompt=sample_pb2.Prompt(group_id=group_id, text="p", metadata_json=json.dumps(metadata or {"answer": "12"})),
-        samples=[sample_pb2.Sample(sample_id=f"{group_id}/{i}", index=i, text=text) for i, text in enumerate(texts)],
+        samples=[sample_pb2.Sample(sample_id=f"{group_id}/0/{i}", index=i, text=text) for i, text in enumerate(texts)],
     )
 
 
@@ -59,7 +59,7 @@ async def test_score_returns_rewards_or_a_failure_and_status_counts_both(stub):
     assert [score.reward for score in response.scored.scores] == [1.0, 0.0]
     response = await stub.Score(reward_pb2.ScoreRequest(group=group("12", metadata={"no": "answer"})), timeout=10)
     assert response.WhichOneof("outcome") == "failure"
-    assert (response.failure.code, response.failure.sample_id) == ("scorer_metadata", "g1/0")
+    assert (response.failure.code, response.failure.sample_id) == ("scorer_metadata", "g1/0/0")
     status = await stub.GetStatus(reward_pb2.RewardServiceGetStatusRequest(), timeout=10)
     assert (status.groups, status.samples, status.failures, status.running_groups) == (1, 2, 1, 0)
     assert (status.mean_reward, list(status.scorers), status.reward_id) == (0.5, ["exact_match"], "reward-1")

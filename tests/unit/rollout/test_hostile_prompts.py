@@ -8,7 +8,7 @@ from trivet.v1 import sample_pb2
 
 from services.common.errors import InvalidData
 from services.common.transport.dead_letters import FIELD, parse_entry
-from services.common.wire.samples import sample_id
+from services.common.wire.group import sample_id
 from services.rollout.groups.admission import check_prompt
 from tests.support.rollout_fakes import FakeEngine, make_prompt
 

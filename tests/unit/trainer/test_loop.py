@@ -12,6 +12,7 @@ from services.trainer.checkpoint.directory import Checkpoints
 from services.trainer.loop import Machinery, RankZero, TrainingLoop
 from services.trainer.model.policy import load_policy
 from services.trainer.recording.recorder import Recorder
+from services.trainer.steps.source import Order
 from services.trainer.steps.status import Controls, Status
 from services.trainer.update.open import open_updater
 from tests.support.recorded_run import SavingEngine, configuration, make_base, make_order
@@ -34,8 +35,8 @@ class Script:
 
     def next_order(self):
         if self.controls.save_requested:
-            return step_pb2.StepOrder(action=step_pb2.STEP_ACTION_SAVE)
-        return make_order(self.step + 1, [self._reward(self.step + 1)] * 4)
+            return Order(step_pb2.StepOrder(action=step_pb2.STEP_ACTION_SAVE))
+        return Order(make_order(self.step + 1, [self._reward(self.step + 1)] * 4))
 
     def evaluate(self):
         self.evaluated.append(self.step)
@@ -107,7 +108,7 @@ def test_a_version_is_published_again_when_the_source_asks_for_it(base, tmp_path
     def next_order():
         if source.step == 2 and not asked:
             asked.append(True)
-            return step_pb2.StepOrder(action=step_pb2.STEP_ACTION_PUBLISH)
+            return Order(step_pb2.StepOrder(action=step_pb2.STEP_ACTION_PUBLISH))
         return train()
 
     source.next_order = next_order

@@ -20,6 +20,7 @@ from services.trainer.metrics.step_gauges import REPORTED_ELSEWHERE
 from services.trainer.metrics.summary import STEP_PHASES
 from services.trainer.model.policy import load_policy
 from services.trainer.recording.recorder import Recorder
+from services.trainer.steps.source import Order
 from services.trainer.steps.status import Controls, Status
 from services.trainer.update.open import open_updater
 from tests.support.recorded_run import SavingEngine, configuration, make_base, make_order
@@ -43,13 +44,13 @@ class Orders:
     def issue(self): ...
 
     def next_order(self):
-        return make_order(self.step + 1)
+        return Order(make_order(self.step + 1))
 
     def evaluate(self):
         return None
 
     def held_out(self):
-        return step_pb2.StepOrder()
+        return Order(step_pb2.StepOrder())
 
     def dump(self):
         return {}
@@ -159,7 +160,7 @@ def test_a_run_with_the_same_reward_for_all_says_that_there_is_nothing_to_learn(
         for scored in order.groups if run.source.step != 1 else ():
             for score in scored.scores:
                 score.reward = score.raw_reward = 0.5
-        return order
+        return Order(order)
 
     run.source.next_order = same_reward_but_in_step_2
     with capture_logs() as logs:
@@ -273,7 +274,7 @@ def test_a_stop_while_the_run_starts_or_evaluates_leaves_a_checkpoint(tmp_path, 
 
     def next_order():
         stop = run.source.controls.stop.is_set()
-        return step_pb2.StepOrder(action=step_pb2.STEP_ACTION_STOP) if stop else make_order(run.source.step + 1)
+        return Order(step_pb2.StepOrder(action=step_pb2.STEP_ACTION_STOP) if stop else make_order(run.source.step + 1))
 
     run.source.evaluate, run.source.next_order = evaluate, next_order
     assert not run.go()
@@ -298,7 +299,7 @@ def test_rewards_that_are_too_large_for_a_step_do_not_end_the_run(tmp_path, algo
 
     def next_order():
         step = run.source.step + 1
-        return make_order(step, [reward, -reward, 0.0, reward] if step == 2 else None)
+        return Order(make_order(step, [reward, -reward, 0.0, reward] if step == 2 else None))
 
     run.source.next_order = next_order
     assert run.go()

@@ -28,9 +28,9 @@ def test_greedy_is_for_evaluation():
 @pytest.mark.parametrize(
     ("changes", "code", "words"),
     [
-        ({"group_id": ""}, "group_id_missing", "group_id is empty"),
+        ({"group_id": ""}, "group_id", "group_id is ''"),
         ({"group_id": "g\0"}, "group_id", "ASCII characters"),
-        ({"group_id": "1" * 5000}, "group_id", "up to 128"),
+        ({"group_id": "1" * 5000}, "group_id", "1 to 128"),
         ({"sampling": sampling(seed=2**64 - 1)}, "sampling_unsupported", "sampling.seed is 18446744073709551615"),
         ({"group_size": 0}, "group_size", "group_size is 0"),
         ({"group_size": 5000}, "group_size", "group_size is 5000"),

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.common.errors import InvalidData
-from services.common.wire.replay_data import CandidateSets, Replay
+from services.common.wire.replay_data import Replay
 from services.trainer.batch.packing import MicroBatch, pack, plan_microbatches
 from tests.support.model_families import make_samples
 
@@ -85,39 +85,6 @@ def test_samples_without_candidates_get_empty_rows_among_others() -> None:
     assert bool((batch.candidates.counts[2:] > 0).all())
     assert pack([open_set]).candidates is None
     assert batch.without_candidates().candidates is None
-
-
-def test_broken_replay_is_refused_by_name() -> None:
-    first, second = make_samples([(2, 2), (2, 3)], routing=(2, 8, 2), candidates=4)
-    routing, candidates = first.replay.routing, first.replay.candidates
-    assert routing is not None
-    assert candidates is not None
-    broken = {
-        "routing_missing": Replay(None, candidates),
-        "routing_rows": Replay(routing[:-1], candidates),
-        "routing_shape": Replay(routing[:, :, :1], candidates),
-        "candidates_rows": Replay(routing, CandidateSets(candidates.counts[:-1], candidates.token_ids)),
-    }
-    for code, replay in broken.items():
-        with pytest.raises(InvalidData) as refused:
-            pack([replace(first, replay=replay), second])
-        assert refused.value.code == code
-    with pytest.raises(InvalidData, match="no samples"):
-        pack([])
-
-
-def test_broken_samples_are_refused_at_construction() -> None:
-    (sample,) = make_samples([(2, 2)])
-    for changes, code in [
-        ({"token_ids": np.zeros(0, dtype=np.int32)}, "sample_empty"),
-        ({"rollout_logprobs": np.zeros(3, dtype=np.float32)}, "logprobs_rows"),
-        ({"rollout_logprobs": np.array([np.nan, 0], dtype=np.float32)}, "logprob_not_finite"),
-        ({"reward": float("inf")}, "reward_not_finite"),
-        ({"temperature": 0.0}, "temperature"),
-    ]:
-        with pytest.raises(InvalidData) as refused:
-            replace(sample, **changes)
-        assert refused.value.code == code
 
 
 def test_packing_keeps_no_reference_to_the_sample_arrays() -> None:

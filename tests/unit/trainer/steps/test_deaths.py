@@ -79,7 +79,7 @@ def test_its_groups_are_dead_lettered_and_lost_and_the_run_goes_on(config, redis
     before = lost._value.get()
     for limit in (2, 2, 2):
         deaths = Deaths(path, limit)
-        made = orchestrator(config, redis_client, check=lambda arrival, deaths=deaths: deaths.check(arrival.request))
+        made = orchestrator(config, redis_client, deaths=deaths)
         made.restore(saved)
         order = until_training(made)
         if trained(order) != dying:

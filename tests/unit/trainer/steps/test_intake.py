@@ -2,13 +2,19 @@
 
 import time
 
+import numpy as np
 import pytest
 from trivet.v1 import sample_pb2, step_pb2
 
 from services.common.errors import GaveUp, InvalidData, Unavailable
 from services.common.transport.blobs import Blob
 from services.common.transport.streams import Entry
+from services.common.wire.replay_data import CandidateSets, Replay, encode_replay
+from services.trainer.batch import groups
+from services.trainer.batch.groups import batch_samples, decode_group
+from services.trainer.steps import intake
 from tests.support.orchestration import (
+    FACTS,
     GROUPS,
     SIZE,
     dead_letters,
@@ -67,7 +73,7 @@ def test_what_an_earlier_history_of_the_name_left_is_dropped(config, redis_clien
     assert play.answer() == [1, 2, 3]
     made = orchestrator(config, redis_client)
     made.issue()
-    assert made.next_order().action == step_pb2.STEP_ACTION_WAIT
+    assert made.next_order().message.action == step_pb2.STEP_ACTION_WAIT
     assert (made.ledger.lost, made.intake.ready, play.scored.depth()) == (set(), 0, 0)
     assert redis_client.keys("run:blob:*") == []
     play.answer()
@@ -132,14 +138,45 @@ def test_a_bad_group_is_dead_lettered_by_name_and_replaced(config, redis_client,
 
 
 def test_a_replay_that_the_model_refuses_is_dead_lettered(config, redis_client, play):
-    def check(arrival):
-        if arrival.request == 0:
-            raise InvalidData("routing_rows", "replay.routing has 1 rows, expected 2")
+    def other_rows(scored):
+        sample = scored.group.samples[0]
+        replay = Replay(candidates=CandidateSets(np.array([1], np.int32), np.array([1], np.int32)))
+        sample.replay.CopyFrom(play.blobs.put(sample.sample_id, encode_replay(sample.sample_id, replay)))
 
-    made = orchestrator(config, redis_client, check)
+    made = orchestrator(config, redis_client)
+    made.issue()
+    play.answer(lambda scored: other_rows(scored) if scored.group.prompt.request == 0 else None)
+    assert trained(until_training(made)) == [1, 2]
+    assert [letter.code for letter in dead_letters(redis_client)] == ["candidates_rows"]
+
+
+def test_a_group_is_decoded_once_and_kept_for_its_step(config, redis_client, play, monkeypatch):
+    decoded = []
+
+    def counted(scored, *arguments):
+        decoded.append(scored.group.prompt.request)
+        return decode_group(scored, *arguments)
+
+    monkeypatch.setattr(groups, "decode_group", counted)
+    monkeypatch.setattr(intake, "decode_group", counted)
+    made = orchestrator(config, redis_client)
     made.issue()
     play.answer()
-    assert trained(until_training(made)) == [1, 2]
+    while not (order := made.next_order()).samples:
+        assert len(decoded) <= 4
+    samples = batch_samples(order.message, config, FACTS, order.samples)
+    assert decoded == [0, 1, 2, 3]
+    assert [sample.token_ids is kept.token_ids for sample, kept in zip(samples, order.samples, strict=True)] == [
+        True
+    ] * (GROUPS * SIZE)
+    # Another rank decodes what it is sent, to the same samples.
+    other = batch_samples(step_pb2.StepOrder.FromString(order.message.SerializeToString()), config, FACTS)
+    assert [as_lists(sample) for sample in other] == [as_lists(sample) for sample in samples]
+    assert [sample.advantage for sample in samples] == [-0.5, 0.5] * GROUPS
+
+
+def as_lists(sample):
+    return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in vars(sample).items()}
 
 
 def test_a_rollouts_dead_letter_makes_room_for_another_prompt(config, redis_client, play):
@@ -224,25 +261,28 @@ class Died(BaseException):
     """The process, not the code."""
 
 
-@pytest.mark.parametrize("error", [ValueError("maximum supported dimension is 64"), OverflowError("too large")])
-def test_whatever_a_check_raises_is_the_groups_fault(config, redis_client, play, error):
-    def check(arrival):
-        if arrival.request == 1:
+def fails_on(monkeypatch, request, error):
+    def decode(scored, *arguments):
+        if scored.group.prompt.request == request:
             raise error
+        return decode_group(scored, *arguments)
 
-    made = orchestrator(config, redis_client, check)
+    monkeypatch.setattr(intake, "decode_group", decode)
+
+
+@pytest.mark.parametrize("error", [ValueError("maximum supported dimension is 64"), OverflowError("too large")])
+def test_whatever_a_check_raises_is_the_groups_fault(config, redis_client, play, error, monkeypatch):
+    fails_on(monkeypatch, 1, error)
+    made = orchestrator(config, redis_client)
     made.issue()
     play.answer()
     assert trained(until_training(made)) == [0, 2]
     assert [letter.code for letter in dead_letters(redis_client)] == ["entry_unusable"]
 
 
-def test_a_group_that_kills_the_trainer_is_given_up_and_the_others_are_not(config, redis_client, play):
-    def check(arrival):
-        if arrival.request == 1:
-            raise Died
-
-    made = orchestrator(config, redis_client, check)
+def test_a_group_that_kills_the_trainer_is_given_up_and_the_others_are_not(config, redis_client, play, monkeypatch):
+    fails_on(monkeypatch, 1, Died())
+    made = orchestrator(config, redis_client)
     made.issue()
     play.answer()
     saved = state(made)
@@ -250,8 +290,8 @@ def test_a_group_that_kills_the_trainer_is_given_up_and_the_others_are_not(confi
         made.next_order()
     # It was read once, and redis.max_deliveries is 2.
     with pytest.raises(Died):
-        orchestrator(config, redis_client, check).restore(saved)
-    made = orchestrator(config, redis_client, check)
+        orchestrator(config, redis_client).restore(saved)
+    made = orchestrator(config, redis_client)
     made.restore(saved)
     assert trained(until_training(made)) == [0, 2]
     assert made.ledger.lost == {1}

@@ -19,7 +19,7 @@ def test_issues_within_the_bound_and_trains_each_group_once(config, redis_client
         play.answer()
         order = until_training(made)
         assert order.action == step_pb2.STEP_ACTION_TRAIN
-        assert list(order.replay) == [b"replay"] * GROUPS * SIZE
+        assert len(order.replay) == GROUPS * SIZE
         seen += trained(order)
         made.step += 1
         assert made.ledger.cursor <= (made.step + 1 + 1) * GROUPS
@@ -77,9 +77,9 @@ def test_what_is_nowhere_after_a_crash_is_issued_again_and_what_is_somewhere_is_
 def test_stop_and_save_come_before_training(config, redis_client):
     made = orchestrator(config, redis_client)
     made.controls.request_save()
-    assert made.next_order().action == step_pb2.STEP_ACTION_SAVE
+    assert made.next_order().message.action == step_pb2.STEP_ACTION_SAVE
     made.controls.stop.set()
-    assert made.next_order().action == step_pb2.STEP_ACTION_STOP
+    assert made.next_order().message.action == step_pb2.STEP_ACTION_STOP
 
 
 def test_a_paused_trainer_holds(config, redis_client, play):
@@ -87,7 +87,7 @@ def test_a_paused_trainer_holds(config, redis_client, play):
     made.issue()
     play.answer()
     made.controls.pause()
-    assert made.next_order().action == step_pb2.STEP_ACTION_WAIT
+    assert made.next_order().message.action == step_pb2.STEP_ACTION_WAIT
     made.controls.resume()
     assert until_training(made).action == step_pb2.STEP_ACTION_TRAIN
 
@@ -206,7 +206,7 @@ def test_a_step_does_not_leave_behind_what_would_be_too_stale_for_the_next(confi
     for entry in play.read():
         play.scored.add(play.group(entry.message))
     for _ in range(2):
-        assert made.next_order().action == step_pb2.STEP_ACTION_WAIT
+        assert made.next_order().message.action == step_pb2.STEP_ACTION_WAIT
     play.scored.add(play.group(first.message))
     assert trained(until_training(made)) == [3, 0]
 
@@ -236,9 +236,9 @@ def test_a_version_that_is_in_memory_alone_goes_to_disk_when_nothing_comes(confi
     monkeypatch.setattr("services.trainer.steps.orchestrator.PUBLISH_AGAIN_SECONDS", 0.0)
     made = orchestrator(config, redis_client)
     made.feed.announce(weights_pb2.WeightVersion(version=3, fingerprint="m"))
-    assert made.next_order().action == step_pb2.STEP_ACTION_PUBLISH
+    assert made.next_order().message.action == step_pb2.STEP_ACTION_PUBLISH
     made.feed.announce(weights_pb2.WeightVersion(version=3, fingerprint="f", path="/w"))
-    assert made.next_order().action == step_pb2.STEP_ACTION_WAIT
+    assert made.next_order().message.action == step_pb2.STEP_ACTION_WAIT
 
 
 def test_a_damaged_version_is_published_again_at_once_but_not_for_ever(config, redis_client):
@@ -249,13 +249,13 @@ def test_a_damaged_version_is_published_again_at_once_but_not_for_ever(config, r
         made.feed.announce(weights_pb2.WeightVersion(version=0, fingerprint="f", path="/w"))
         entry_id, _ = made.feed.latest()
         made.feed.report_damaged(entry_id)
-        actions.append(made.next_order().action)
+        actions.append(made.next_order().message.action)
     assert actions == [step_pb2.STEP_ACTION_PUBLISH] * 3 + [step_pb2.STEP_ACTION_WAIT] * 2
     assert counters.VERSIONS_REPAIRED._value.get() == before + 3
     made.step = 1
     made.feed.announce(weights_pb2.WeightVersion(version=1, fingerprint="g", path="/w"))
     # Of the version before.
     made.feed.report_damaged(entry_id)
-    assert made.next_order().action == step_pb2.STEP_ACTION_WAIT
+    assert made.next_order().message.action == step_pb2.STEP_ACTION_WAIT
     made.feed.report_damaged(made.feed.latest()[0])
-    assert made.next_order().action == step_pb2.STEP_ACTION_PUBLISH
+    assert made.next_order().message.action == step_pb2.STEP_ACTION_PUBLISH

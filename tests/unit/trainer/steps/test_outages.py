@@ -19,7 +19,7 @@ def test_a_full_redis_is_waited_for(config, redis_client, play, request):
     request.getfixturevalue("full_redis")
     for _ in range(2):
         made.issue()
-        assert made.next_order().action == step_pb2.STEP_ACTION_WAIT
+        assert made.next_order().message.action == step_pb2.STEP_ACTION_WAIT
     assert (made.ledger.cursor, made.ledger.outstanding) == (0, {})
     made.status.state = trainer_pb2.TRAINER_STATE_WAITING
     assert "maxmemory" in made.status.not_ready
@@ -37,8 +37,8 @@ def test_a_full_redis_while_a_group_is_refused_loses_neither_the_group_nor_its_l
     made.issue()
     play.answer(lambda scored: nan_logprob(scored) if scored.group.prompt.request == 0 else None)
     request.getfixturevalue("full_redis")
-    assert made.next_order().action == step_pb2.STEP_ACTION_WAIT
-    assert made.next_order().action == step_pb2.STEP_ACTION_WAIT
+    assert made.next_order().message.action == step_pb2.STEP_ACTION_WAIT
+    assert made.next_order().message.action == step_pb2.STEP_ACTION_WAIT
     redis_client.config_set("maxmemory", 0)
     assert trained(until_training(made)) == [1, 2]
     assert redis_client.xlen("run:dead") == 1
@@ -57,7 +57,7 @@ def test_a_blob_store_that_is_down_costs_no_group(config, redis_client, play, mo
 
     monkeypatch.setattr(made.intake._blobs, "get", unreliable)
     for _ in range(3):
-        assert made.next_order().action == step_pb2.STEP_ACTION_WAIT
+        assert made.next_order().message.action == step_pb2.STEP_ACTION_WAIT
     down.clear()
     assert trained(until_training(made)) == [0, 1]
     assert trained(until_training(made)) == [2, 3]

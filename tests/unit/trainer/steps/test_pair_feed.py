@@ -42,7 +42,7 @@ def feed(config):
 
 
 def pair_ids(order):
-    return [scored.group.prompt.prompt_id for scored in order.groups]
+    return [scored.group.prompt.prompt_id for scored in order.message.groups]
 
 
 def test_each_row_comes_once_an_epoch(feed):
@@ -64,7 +64,7 @@ def test_it_resumes_where_the_checkpoint_was(feed, config):
 
 def test_a_pair_is_a_group_of_two_that_trains(feed, config):
     facts = PlainEngine(Policy(make_model("qwen3"))).facts
-    samples = batch_samples(feed.next_order(), config, facts)
+    samples = batch_samples(feed.next_order().message, config, facts)
     pairs = pairs_of(samples)
     assert len(pairs) == STEP
     assert [pair.chosen.token_ids.tolist() for pair in pairs] == [[5, 6, 1]] * STEP
@@ -80,14 +80,14 @@ def test_held_out_pairs_are_those_of_validation(feed):
 
 def test_stop_and_save_come_first(feed):
     feed.controls.request_save()
-    assert feed.next_order().action == step_pb2.STEP_ACTION_SAVE
+    assert feed.next_order().message.action == step_pb2.STEP_ACTION_SAVE
     feed.controls.stop.set()
-    assert feed.next_order().action == step_pb2.STEP_ACTION_STOP
+    assert feed.next_order().message.action == step_pb2.STEP_ACTION_STOP
 
 
 def test_a_pause_waits_without_training(feed):
     feed.controls.pause()
     threading.Timer(0.05, feed.controls.stop.set).start()
-    assert feed.next_order().action == step_pb2.STEP_ACTION_WAIT
+    assert feed.next_order().message.action == step_pb2.STEP_ACTION_WAIT
     assert feed.status.state == trainer_pb2.TRAINER_STATE_PAUSED
     assert feed.dump() == {"cursor": 0}

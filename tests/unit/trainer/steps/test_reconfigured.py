@@ -9,7 +9,7 @@ from services.common.config import BlobConfig, Config
 from services.common.errors import InvalidData
 from services.common.transport.blobs import open_blobs
 from services.common.wire.replay_data import Replay, encode_replay
-from services.trainer.batch.groups import batch_samples, training_samples
+from services.trainer.batch.groups import batch_samples, decode_group
 from services.trainer.batch.model_facts import ModelFacts
 from services.trainer.checkpoint.directory import FIXED
 from services.trainer.metrics import counters
@@ -59,9 +59,7 @@ def drawn(top_k=0, top_p=1.0):
     scored.group.prompt.sampling.top_k, scored.group.prompt.sampling.top_p = top_k, top_p
     del scored.group.samples[1:], scored.scores[1:]
     facts = ModelFacts("qwen3", 96, 0, 0, 0, True)
-    return training_samples(
-        scored, [encode_replay(scored.group.samples[0].sample_id, Replay())], facts, rewards=[0.0], advantages=[0.0]
-    )
+    return decode_group(scored, [encode_replay(scored.group.samples[0].sample_id, Replay())], facts)
 
 
 def test_candidates_are_expected_of_samples_that_were_truncated_whatever_is_asked_for_now():

@@ -12,13 +12,15 @@ from services.common.config import parse_config
 from services.common.transport.blobs import open_blobs
 from services.common.transport.streams import RunStreams
 from services.common.transport.weight_feed import WeightFeed
-from services.common.wire.samples import sample_id
+from services.common.wire.group import sample_id
+from services.common.wire.replay_data import Replay, encode_replay
 from services.rollout.weights.follower import WeightFollower
 from services.trainer.checkpoint.directory import TrainerState
 from services.trainer.data.prompts import PromptData, PromptRow, PromptSet
 from services.trainer.steps import orchestrator as module
 from services.trainer.steps.orchestrator import Orchestrator
 from services.trainer.steps.status import Controls, Status
+from tests.support.orchestration import FACTS
 
 STEPS, HELD = 6, 3
 BASE = weights_pb2.WeightVersion(version=0, fingerprint="base")
@@ -94,7 +96,7 @@ class World:
     def start(self):
         rows = [PromptRow(str(index), f"prompt {index}", [index], "{}") for index in range(16)]
         data = PromptData(PromptSet(rows, 0, True), PromptSet(rows[:1], 0, False), "data", 0)
-        return Orchestrator(self.config, data, self.client, Status("run", STEPS), Controls(), lambda arrival: None)
+        return Orchestrator(self.config, data, self.client, Status("run", STEPS), Controls(), FACTS)
 
     def state(self):
         return TrainerState(self.trainer.step, self.trainer.history, "m", "d", "c", 1, self.trainer.dump(), 0.0)
@@ -121,7 +123,7 @@ class World:
                 logprobs=[-1.0],
                 finish_reason=sample_pb2.FINISH_REASON_LENGTH,
                 versions=[sample_pb2.VersionSpan(version=version, start=0, end=1)],
-                replay=self.blobs.put(sample_id(prompt, index), b"replay"),
+                replay=self.blobs.put(sample_id(prompt, index), encode_replay(sample_id(prompt, index), Replay())),
             )
             for index in range(2)
         ]
@@ -130,7 +132,7 @@ class World:
         rollout.prompts.forward(entry.id, self.streams.scored("unused"), scored)
 
     def train(self):
-        order = self.trainer.next_order()
+        order = self.trainer.next_order().message
         if order.action != step_pb2.STEP_ACTION_TRAIN:
             return
         step = self.trainer.step
