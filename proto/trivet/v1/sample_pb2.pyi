@@ -154,7 +154,7 @@ class ScoredGroup(_message.Message):
     def __init__(self, group: _Optional[_Union[Group, _Mapping]] = ..., scores: _Optional[_Iterable[_Union[Score, _Mapping]]] = ..., reward_id: _Optional[str] = ...) -> None: ...
 
 class DeadLetter(_message.Message):
-    __slots__ = ("stream", "entry_id", "group_id", "code", "reason", "deliveries", "payload")
+    __slots__ = ("stream", "entry_id", "group_id", "code", "reason", "deliveries", "payload", "attempt")
     STREAM_FIELD_NUMBER: _ClassVar[int]
     ENTRY_ID_FIELD_NUMBER: _ClassVar[int]
     GROUP_ID_FIELD_NUMBER: _ClassVar[int]
@@ -162,6 +162,7 @@ class DeadLetter(_message.Message):
     REASON_FIELD_NUMBER: _ClassVar[int]
     DELIVERIES_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     stream: str
     entry_id: str
     group_id: str
@@ -169,4 +170,5 @@ class DeadLetter(_message.Message):
     reason: str
     deliveries: int
     payload: bytes
-    def __init__(self, stream: _Optional[str] = ..., entry_id: _Optional[str] = ..., group_id: _Optional[str] = ..., code: _Optional[str] = ..., reason: _Optional[str] = ..., deliveries: _Optional[int] = ..., payload: _Optional[bytes] = ...) -> None: ...
+    attempt: int
+    def __init__(self, stream: _Optional[str] = ..., entry_id: _Optional[str] = ..., group_id: _Optional[str] = ..., code: _Optional[str] = ..., reason: _Optional[str] = ..., deliveries: _Optional[int] = ..., payload: _Optional[bytes] = ..., attempt: _Optional[int] = ...) -> None: ...

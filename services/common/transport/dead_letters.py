@@ -23,7 +23,14 @@ _STREAM_ID = re.compile(rb"\d{1,20}-\d{1,20}")
 
 
 def dead_letter(
-    stream: str, entry_id: str, payload: bytes, error: TrivetError, *, group_id: str = "", deliveries: int = 1
+    stream: str,
+    entry_id: str,
+    payload: bytes,
+    error: TrivetError,
+    *,
+    group_id: str = "",
+    attempt: int = 0,
+    deliveries: int = 1,
 ) -> sample_pb2.DeadLetter:
     reason = str(error)
     if len(reason) > REASON_CHARACTERS_KEPT:
@@ -34,6 +41,7 @@ def dead_letter(
         stream=stream,
         entry_id=entry_id,
         group_id=group_id,
+        attempt=attempt,
         code=error.code,
         # A reason may quote what is not UTF-8.
         reason=reason.encode("utf-8", "backslashreplace").decode(),
@@ -43,7 +51,7 @@ def dead_letter(
 
 
 class DeadLetters:
-    """The dead letters of a run: the trainer reads each once, and the newest stay for people to inspect."""
+    """The dead letters of a run: the trainer reads each at least once, and the newest stay for people to inspect."""
 
     def __init__(self, client: redis.Redis, run: str) -> None:
         self.client, self.name, self._read_key = client, f"{run}:dead", f"{run}:dead:read"

@@ -121,9 +121,7 @@ class Stream(Generic[M]):
             pipe.execute()
 
     def dead_letter(self, entry: Entry[M], error: TrivetError) -> None:
-        self._dead_letter(
-            entry.id, entry.message.SerializeToString(), _group_id(entry.message), entry.deliveries, error
-        )
+        self._dead_letter(entry.id, entry.message.SerializeToString(), _prompt(entry.message), entry.deliveries, error)
 
     def scan(self) -> Iterable[M]:
         """Every parsable message in the stream, read or not, without taking any."""
@@ -211,7 +209,7 @@ class Stream(Generic[M]):
             try:
                 message = parse_entry(fields, self.message_type)
             except InvalidData as error:
-                self._dead_letter(raw_id.decode(), fields.get(FIELD, b""), "", count, error)
+                self._dead_letter(raw_id.decode(), fields.get(FIELD, b""), sample_pb2.Prompt(), count, error)
                 continue
             entry = Entry(raw_id.decode(), message, count)
             if count > self.config.max_deliveries:
@@ -221,8 +219,18 @@ class Stream(Generic[M]):
             entries.append(entry)
         return entries
 
-    def _dead_letter(self, entry_id: str, payload: bytes, group_id: str, deliveries: int, error: TrivetError) -> None:
-        letter = dead_letter(self.label, entry_id, payload, error, group_id=group_id, deliveries=deliveries)
+    def _dead_letter(
+        self, entry_id: str, payload: bytes, prompt: sample_pb2.Prompt, deliveries: int, error: TrivetError
+    ) -> None:
+        letter = dead_letter(
+            self.label,
+            entry_id,
+            payload,
+            error,
+            group_id=prompt.group_id,
+            attempt=prompt.attempt,
+            deliveries=deliveries,
+        )
         self._dead_letters.add(letter, lambda pipe: self._finish(pipe, [entry_id]))
 
     def _finish(self, pipe: Any, ids: list[str]) -> None:
@@ -230,14 +238,12 @@ class Stream(Generic[M]):
         pipe.xdel(self.name, *ids)
 
 
-def _group_id(message: Message) -> str:
-    if isinstance(message, sample_pb2.Prompt):
-        return message.group_id
-    if isinstance(message, sample_pb2.Group):
-        return message.prompt.group_id
+def _prompt(message: Message) -> sample_pb2.Prompt:
     if isinstance(message, sample_pb2.ScoredGroup):
-        return message.group.prompt.group_id
-    return ""
+        return message.group.prompt
+    if isinstance(message, sample_pb2.Group):
+        return message.prompt
+    return message if isinstance(message, sample_pb2.Prompt) else sample_pb2.Prompt()
 
 
 class RunStreams:

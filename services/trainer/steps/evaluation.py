@@ -61,11 +61,13 @@ class Evaluation:
         vanished = sorted(group_id for group_id in self.missing if group_id not in alive)
         for group_id in vanished:
             if not self.issue_again(group_id):
-                self.fail(group_id, "vanished", f"group {group_id} was lost {MAX_REISSUES + 1} times")
+                reason = f"group {group_id} was lost {MAX_REISSUES + 1} times"
+                self.fail(group_id, "vanished", reason, attempt=MAX_REISSUES)
         return vanished
 
-    def fail(self, group_id: str, code: str, reason: str) -> None:
-        if group_id in self.missing:
+    def fail(self, group_id: str, code: str, reason: str, *, attempt: int) -> None:
+        """Ignored for an attempt that a later one has replaced."""
+        if group_id in self.missing and attempt >= self.expected[group_id].attempt:
             self.failures[group_id] = code, reason
 
     def metrics(self) -> dict[str, float]:

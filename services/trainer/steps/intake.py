@@ -81,7 +81,7 @@ class Intake:
         facts: ModelFacts,
         deaths: Deaths | None,
         request_of: Callable[[str], int | None],
-        reissue: Callable[[int], None],
+        reissue: Callable[[int, int], None],
         max_lost: int,
         max_filtered: int = 0,
     ) -> None:
@@ -142,9 +142,9 @@ class Intake:
     def reissue_older(self, version: int) -> None:
         """Has groups of an older version sampled again: they became too stale while they waited for their step."""
         for arrival in [arrival for arrival in self._ready if arrival.oldest_version < version]:
+            self._reissue(arrival.request, arrival.scored.group.prompt.attempt)
             counters.GROUPS_REISSUED.labels(TOO_STALE).inc()
             self.release([arrival.request])
-            self._reissue(arrival.request)
 
     def release(self, requests: Collection[int]) -> None:
         """Lets go of those that are to be sampled again later."""
@@ -215,12 +215,7 @@ class Intake:
             with entrys_fault():
                 samples = tuple(decode_group(entry.message, replays, self._facts))
         except InvalidData as error:
-            log.warning("group refused", group=entry.message.group.prompt.group_id, code=error.code, reason=str(error))
-            tried = self._ledger.outstanding[request] >= MAX_REISSUES
-            if self._sampled_again(request, error.code, error.code in REISSUED_CODES and not tried):
-                self._drop(entry.id, entry.message)
-            else:
-                self._stream.dead_letter(entry, error)
+            self._refuse(entry, request, error)
             return
         self._lost_in_a_row = 0
         if self._filtered < self._max_filtered and not has_variance(entry.message):
@@ -228,13 +223,23 @@ class Intake:
         else:
             self._ready.append(Arrival(entry.id, entry.message, replays, samples))
 
-    def _sampled_again(self, request: int, code: str, may_be: bool = False) -> bool:
-        """Issued again once if it was under way before the start, else where it `may_be`."""
-        if code in FATAL_CODES or (request not in self._inherited and not may_be):
+    def _refuse(self, entry: Entry[sample_pb2.ScoredGroup], request: int, error: InvalidData) -> None:
+        prompt = entry.message.group.prompt
+        log.warning("group refused", group=prompt.group_id, code=error.code, reason=str(error))
+        if self._ledger.awaits(request, prompt.attempt):
+            helps = error.code in REISSUED_CODES and self._ledger.outstanding[request] < MAX_REISSUES
+            if not self._sampled_again(request, prompt.attempt, error.code, helps):
+                self._stream.dead_letter(entry, error)
+                return
+        self._drop(entry.id, entry.message)
+
+    def _sampled_again(self, request: int, attempt: int, code: str, helps: bool = False) -> bool:
+        """Issued again once if it was under way before the start, else where that `helps`."""
+        if code in FATAL_CODES or (request not in self._inherited and not helps):
             return False
+        self._reissue(request, attempt)
         self._inherited.discard(request)
         counters.GROUPS_REISSUED.labels(code).inc()
-        self._reissue(request)
         return True
 
     def _filter(self, entry: Entry[sample_pb2.ScoredGroup], request: int) -> None:
@@ -251,10 +256,11 @@ class Intake:
         self._stream.ack([entry_id])
 
     def _give_up(self, letter: sample_pb2.DeadLetter) -> None:
+        """Letters may be read more than once: what one is about has been replaced or lost by then."""
         log.warning("dead letter", stream=letter.stream, group=letter.group_id, code=letter.code, reason=letter.reason)
         request = self._request_of(letter.group_id)
-        if request is not None and self._ledger.is_outstanding(request) and request not in self.held_requests():
-            if self._sampled_again(request, letter.code):
+        if request is not None and self._ledger.awaits(request, letter.attempt) and request not in self.held_requests():
+            if self._sampled_again(request, letter.attempt, letter.code):
                 return
             counters.GROUPS_LOST.labels(letter.code).inc()
             self._ledger.lose(request)
@@ -267,7 +273,7 @@ class Intake:
                     f"(trainer.max_lost_groups); the last one because {letter.code}: {letter.reason}",
                 )
         elif request is None and self.evaluation is not None:
-            self.evaluation.fail(letter.group_id, letter.code, letter.reason)
+            self.evaluation.fail(letter.group_id, letter.code, letter.reason, attempt=letter.attempt)
 
 
 def _blobs(scored: sample_pb2.ScoredGroup) -> list[Blob]:

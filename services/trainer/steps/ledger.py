@@ -56,11 +56,23 @@ class Ledger:
         self.withheld |= {request: self.outstanding.pop(request) for request in surplus}
         return surplus
 
-    def reissue(self, request: int) -> int:
-        """The attempt that replaces a lost one."""
+    def next_attempt(self, request: int, failed: int = 0) -> int:
+        """What `reissue` would issue: later than the attempt that failed, which may have been made after the checkpoint
+        that was resumed from.
+        """
         self._expect_outstanding(request)
-        self.outstanding[request] += 1
+        return max(self.outstanding[request], failed) + 1
+
+    def reissue(self, request: int, failed: int = 0) -> int:
+        """The attempt that replaces a lost one."""
+        self.outstanding[request] = self.next_attempt(request, failed)
         return self.outstanding[request]
+
+    def awaits(self, request: int, attempt: int) -> bool:
+        """Whether it matters what has become of the attempt: not where a later one has replaced it, or the request is
+        trained, lost or withheld.
+        """
+        return self.outstanding.get(request, attempt + 1) <= attempt
 
     def is_outstanding(self, request: int) -> bool:
         return request in self.outstanding

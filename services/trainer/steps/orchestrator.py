@@ -208,10 +208,14 @@ class Orchestrator:
 
     def reconcile(self) -> None:
         """Issues again every outstanding group that no stream, buffer or dead letter holds."""
+        attempts = dict(self.ledger.outstanding)
         alive = {self._issuer.request_of(prompt.group_id): prompt.min_version for prompt in self._under_way()}
         self.intake.read_dead_letters()
         self._issued_at = {request: alive[request] for request in self.ledger.outstanding if request in alive}
-        for request in sorted(self.ledger.outstanding.keys() - alive.keys() - self.intake.held_requests()):
+        for request in sorted(attempts.keys() - alive.keys() - self.intake.held_requests()):
+            # A dead letter may have lost it meanwhile, or had it issued again.
+            if self.ledger.outstanding.get(request) != attempts[request]:
+                continue
             log.warning("outstanding group is nowhere, issued again", request=request)
             counters.GROUPS_REISSUED.labels("vanished").inc()
             self._reissue(request)
@@ -290,9 +294,11 @@ class Orchestrator:
             self.reconcile()
         self._show()
 
-    def _reissue(self, request: int) -> None:
-        self._prompts.add(self._issuer.training_prompt(request, self.ledger.outstanding[request] + 1, self.step))
-        self.ledger.reissue(request)
+    def _reissue(self, request: int, failed: int = 0) -> None:
+        # First of all into the stream: what it does not take was not issued.
+        attempt = self.ledger.next_attempt(request, failed)
+        self._prompts.add(self._issuer.training_prompt(request, attempt, self.step))
+        self.ledger.reissue(request, failed)
         self._issued_at[request] = self.step
 
     def _show(self) -> None:

@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 from trivet.v1 import sample_pb2, step_pb2
 
-from services.common.errors import GaveUp, InvalidData, Unavailable
+from services.common.errors import GaveUp, InvalidData, Outage, Unavailable
 from services.common.transport.blobs import Blob
 from services.common.transport.streams import Entry
 from services.common.wire.replay_data import CandidateSets, Replay, encode_replay
 from services.trainer.batch import groups
 from services.trainer.batch.groups import batch_samples, decode_group
 from services.trainer.steps import intake
+from services.trainer.steps.evaluation import Evaluation
 from tests.support.orchestration import (
     FACTS,
     GROUPS,
@@ -295,3 +296,64 @@ def test_a_group_that_kills_the_trainer_is_given_up_and_the_others_are_not(confi
     made.restore(saved)
     assert trained(until_training(made)) == [0, 2]
     assert made.ledger.lost == {1}
+
+
+def refuse_first(made, play):
+    refused, *_ = play.read()
+    play.prompts.dead_letter(refused, InvalidData("prompt_too_long", "prompt has 9 tokens, at most 8 allowed"))
+    return made
+
+
+def attempts(play, request):
+    return [prompt.attempt for prompt in play.prompts.scan() if prompt.request == request]
+
+
+def test_a_letter_that_is_read_again_changes_nothing(config, redis_client, play, monkeypatch):
+    """As when Redis takes no mark because it is full, or the trainer dies before it marks what it has read."""
+    made = orchestrator(config, redis_client)
+    made.issue()
+    saved = state(made)
+    refuse_first(made, play)
+    again = orchestrator(config, redis_client)
+    with monkeypatch.context() as unmarked:
+        unmarked.setattr(again.intake._dead_letters, "mark_read", lambda: None)
+        # The configuration may have changed since it was issued, so that it is issued once more.
+        again.restore(saved)
+        for _ in range(2):
+            again.intake.read_dead_letters()
+        assert (again.ledger.outstanding[0], again.ledger.lost) == (1, set())
+        saved = state(again)
+    third = orchestrator(config, redis_client)
+    third.restore(saved)
+    third.intake.read_dead_letters()
+    assert (third.ledger.outstanding[0], third.ledger.lost, attempts(play, 0)) == (1, set(), [1])
+
+
+def test_a_letter_about_an_attempt_that_was_replaced_fails_no_evaluation():
+    prompt = sample_pb2.Prompt(group_id="e")
+    evaluation = Evaluation("e", 1.0, {"e": prompt}, lambda _: None)
+    evaluation.issue_again("e")
+    evaluation.fail("e", "scorer_timeout", "stuck", attempt=0)
+    assert evaluation.missing == {"e"}
+    evaluation.fail("e", "scorer_timeout", "stuck", attempt=1)
+    assert evaluation.failures == {"e": ("scorer_timeout", "stuck")}
+
+
+def test_a_refused_group_that_stays_in_the_stream_is_issued_again_once(config, redis_client, play, monkeypatch):
+    """As when the trainer cannot acknowledge it."""
+    made = orchestrator(config, redis_client)
+    made.issue()
+    groups = []
+    play.answer(groups.append)
+    redis_client.set(groups[0].group.samples[0].replay.key, b"rotten")
+    ack = made.intake._stream.ack
+    unacknowledged = [Outage("redis_loading", "loading")] * 2
+
+    def sometimes(ids):
+        if unacknowledged:
+            raise unacknowledged.pop()
+        ack(ids)
+
+    monkeypatch.setattr(made.intake._stream, "ack", sometimes)
+    until_training(made)
+    assert (made.ledger.outstanding[0], attempts(play, 0)) == (1, [1])

@@ -72,6 +72,17 @@ def test_attempts_count_up():
     assert [ledger.reissue(0), ledger.reissue(0)] == [1, 2]
 
 
+def test_only_the_newest_attempt_is_awaited():
+    ledger = Ledger(2, 0)
+    ledger.issue()
+    assert ledger.awaits(0, 0)
+    # The ledger may be of a checkpoint from before the attempt that failed.
+    assert (ledger.next_attempt(0, failed=2), ledger.reissue(0, failed=2)) == (3, 3)
+    assert [ledger.awaits(0, attempt) for attempt in (2, 3)] == [False, True]
+    ledger.lose(0)
+    assert not ledger.awaits(0, 3)
+
+
 @given(st.lists(st.sampled_from(["issue", "train", "lose", "reissue"]), max_size=60), st.randoms())
 def test_every_issue_is_in_exactly_one_place_and_survives_a_restart(actions, random):
     ledger = Ledger(3, 1)

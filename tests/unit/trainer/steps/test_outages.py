@@ -4,7 +4,7 @@ import pytest
 from trivet.v1 import step_pb2, trainer_pb2
 
 from services.common.errors import Outage
-from tests.support.orchestration import nan_logprob, orchestrator, state, trained, until_training
+from tests.support.orchestration import GROUPS, nan_logprob, orchestrator, state, trained, until_training
 
 
 @pytest.fixture
@@ -84,3 +84,40 @@ def test_a_blob_store_that_is_down_at_the_start_costs_no_group(config, redis_cli
     assert trained(until_training(again)) == [2, 3]
     # Only fresh prompts have been issued meanwhile.
     assert [(entry.message.request, entry.message.attempt) for entry in play.read()] == [(4, 0), (5, 0)]
+
+
+def prompts_issued(play):
+    return sorted((prompt.request, prompt.attempt) for prompt in play.prompts.scan())
+
+
+def test_a_full_redis_costs_no_group_that_was_refused_under_a_new_configuration(config, redis_client, play, request):
+    made = orchestrator(config, redis_client)
+    made.issue()
+    play.answer()
+    reward = config.reward.model_copy(update={"minimum": 0.5, "maximum": 2.0})
+    again = orchestrator(config.model_copy(update={"reward": reward}), redis_client)
+    again.restore(state(made))
+    request.getfixturevalue("full_redis")
+    for _ in range(2):
+        assert again.next_order().message.action == step_pb2.STEP_ACTION_WAIT
+    redis_client.config_set("maxmemory", 0)
+    again.next_order()
+    assert again.ledger.lost == set()
+    assert prompts_issued(play) == [(n, 1) for n in range(2 * GROUPS)]
+
+
+def test_a_full_redis_costs_no_group_that_became_too_stale(config, redis_client, play, request):
+    made = orchestrator(config, redis_client)
+    made.issue()
+    play.answer()
+    made.next_order()
+    held = made.intake.held_requests()
+    made.step = 2
+    request.getfixturevalue("full_redis")
+    for _ in range(2):
+        assert made.next_order().message.action == step_pb2.STEP_ACTION_WAIT
+    assert made.intake.held_requests() == held == set(range(2 * GROUPS))
+    redis_client.config_set("maxmemory", 0)
+    made.next_order()
+    assert made.intake.held_requests() == set()
+    assert prompts_issued(play) == [(n, 1) for n in held]
