@@ -35,13 +35,9 @@ class BlobStore(Protocol):
         """Raises InvalidData ("blob_missing", "blob_corrupt", "blob_foreign" for a reference to anything but the
         sample's own blob), or Outage when the store does not answer."""
 
-    def delete(self, blobs: Iterable[Blob]) -> None:
-        """Missing ones are skipped. Foreign ones are left alone, and counted; so are all where the store
-        does not answer."""
-
     def sweep(self, is_over: Callable[[str], bool]) -> None:
-        """Deletes all blobs of groups that are over, by group id: also those to which no sample refers, because a
-        rollout died between putting them and handing on the group."""
+        """Deletes all blobs of groups that are over, by group id, whether a sample refers to them or not. Where the
+        store does not answer they stay for the next time."""
 
 
 def open_blobs(config: BlobConfig, client: redis.Redis, run: str) -> BlobStore:
@@ -70,15 +66,11 @@ class RedisBlobs:
                 raise _corrupt(key, error) from error
         return _checked(blob.reference, data)
 
-    def delete(self, blobs: Iterable[Blob]) -> None:
-        keys = _own_keys(blobs, lambda blob: _own_key(self._prefix + blob.sample_id, blob))
-        if keys:
-            self._client.unlink(*keys)
-
     def sweep(self, is_over: Callable[[str], bool]) -> None:
-        for key in self._client.scan_iter(match=f"{self._prefix}*", count=1000):
-            if is_over(key.decode(errors="replace").removeprefix(self._prefix).partition("/")[0]):
-                self._client.unlink(key)
+        found = self._client.scan_iter(match=f"{self._prefix}*", count=1000)
+        group_id = {key: key.decode(errors="replace").removeprefix(self._prefix).partition("/")[0] for key in found}
+        if over := [key for key in group_id if is_over(group_id[key])]:
+            self._client.unlink(*over)
 
 
 class FsspecBlobs:
@@ -112,9 +104,6 @@ class FsspecBlobs:
                     raise
                 raise _corrupt(key, error) from error
         return _checked(blob.reference, data)
-
-    def delete(self, blobs: Iterable[Blob]) -> None:
-        self._remove(_own_keys(blobs, self._own_key))
 
     def sweep(self, is_over: Callable[[str], bool]) -> None:
         try:
@@ -160,16 +149,6 @@ def _own_key(name: str, blob: Blob) -> str:
     if blob.reference.key != key:
         raise _foreign(blob, repr(key))
     return key
-
-
-def _own_keys(blobs: Iterable[Blob], own_key: Callable[[Blob], str]) -> list[str]:
-    keys = []
-    for blob in blobs:
-        try:
-            keys.append(own_key(blob))
-        except InvalidData as error:
-            log.warning("foreign blob left alone", error=str(error))
-    return keys
 
 
 def _foreign(blob: Blob, expected: str) -> InvalidData:

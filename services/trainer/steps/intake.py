@@ -18,6 +18,7 @@ from services.trainer.batch.samples import TrainSample
 from services.trainer.metrics import counters
 from services.trainer.steps.deaths import TRAINER_ENDED, Deaths
 from services.trainer.steps.evaluation import Evaluation
+from services.trainer.steps.issuer import Issuer
 from services.trainer.steps.ledger import Ledger
 from services.trainer.steps.verification import (
     PROMPT_MISMATCH,
@@ -59,14 +60,6 @@ class Arrival:
         return sampled_versions(self.scored)[0]
 
 
-@dataclass(frozen=True)
-class Trained:
-    """What a checkpoint lets go of. Until then the arrival itself, replay data and all, would fill rank 0's memory."""
-
-    entry_id: str
-    blobs: tuple[Blob, ...]
-
-
 class Intake:
     """Holds arrivals until a step takes them, and their stream entries until a checkpoint holds them."""
 
@@ -80,14 +73,14 @@ class Intake:
         verifier: Verifier,
         facts: ModelFacts,
         deaths: Deaths | None,
-        request_of: Callable[[str], int | None],
+        issuer: Issuer,
         reissue: Callable[[int, int], None],
         max_lost: int,
         max_filtered: int = 0,
     ) -> None:
         """Up to `max_filtered` groups whose rewards are all the same are replaced before each step."""
         self._stream, self._dead_letters, self._blobs, self._ledger = stream, dead_letters, blobs, ledger
-        self._verifier, self._facts, self._deaths, self._request_of = verifier, facts, deaths, request_of
+        self._verifier, self._facts, self._deaths, self._issuer = verifier, facts, deaths, issuer
         self._reissue, self._max_lost = reissue, max_lost
         self._max_filtered, self._filtered = max_filtered, 0
         self._lost_in_a_row = 0
@@ -95,7 +88,8 @@ class Intake:
         self._inherited: set[int] = set()
         self._ready: list[Arrival] = []
         self._held: list[Entry[sample_pb2.ScoredGroup]] = []
-        self._trained: list[Trained] = []
+        # Entries that a checkpoint lets go of.
+        self._trained: list[str] = []
         self.evaluation: Evaluation | None = None
 
     @property
@@ -135,7 +129,7 @@ class Intake:
         self._ready.sort(key=lambda arrival: arrival.oldest_version)
         taken, self._ready = self._ready[:count], self._ready[count:]
         self._ledger.train([arrival.request for arrival in taken])
-        self._trained += [Trained(arrival.entry_id, tuple(_blobs(arrival.scored))) for arrival in taken]
+        self._trained += [arrival.entry_id for arrival in taken]
         self._filtered = 0
         return taken
 
@@ -150,19 +144,17 @@ class Intake:
         """Lets go of those that are to be sampled again later."""
         for arrival in [arrival for arrival in self._ready if arrival.request in requests]:
             self._ready.remove(arrival)
-            self._drop(arrival.entry_id, arrival.scored)
+            self._stream.ack([arrival.entry_id])
 
     def commit(self) -> None:
         """To be called once a checkpoint that holds the trained groups is durable."""
-        self._stream.ack(trained.entry_id for trained in self._trained)
-        self._blobs.delete(blob for trained in self._trained for blob in trained.blobs)
+        self._stream.ack(self._trained)
         self._blobs.sweep(self._is_over)
         self._trained = []
 
     def _is_over(self, group_id: str) -> bool:
-        """Trained or lost; what is of another history is left to its own run."""
-        request = self._request_of(group_id)
-        return request is not None and request < self._ledger.cursor and not self._ledger.is_outstanding(request)
+        request = self._issuer.request_of(group_id)
+        return self._issuer.is_of_another_history(group_id) if request is None else self._ledger.is_over(request)
 
     def held_requests(self) -> set[int]:
         return {arrival.request for arrival in self._ready}
@@ -177,15 +169,15 @@ class Intake:
     def _accept(self, entry: Entry[sample_pb2.ScoredGroup]) -> None:
         prompt = entry.message.group.prompt
         # What a group is goes by its id, which is compared with what was issued, and not by what else it says.
-        request = self._request_of(prompt.group_id)
+        request = self._issuer.request_of(prompt.group_id)
         if request is None and prompt.purpose == sample_pb2.PURPOSE_EVALUATION:
             self._accept_evaluation(entry)
         elif request is None:
             counters.GROUPS_STALE.inc()
-            self._drop(entry.id, entry.message)
+            self._stream.ack([entry.id])
         elif not self._ledger.is_outstanding(request) or request in self.held_requests():
             counters.GROUPS_DUPLICATE.inc()
-            self._drop(entry.id, entry.message)
+            self._stream.ack([entry.id])
         else:
             self._accept_training(entry, request)
 
@@ -231,7 +223,7 @@ class Intake:
             if not self._sampled_again(request, prompt.attempt, error.code, helps):
                 self._stream.dead_letter(entry, error)
                 return
-        self._drop(entry.id, entry.message)
+        self._stream.ack([entry.id])
 
     def _sampled_again(self, request: int, attempt: int, code: str, helps: bool = False) -> bool:
         """Issued again once if it was under way before the start, else where that `helps`."""
@@ -247,18 +239,12 @@ class Intake:
         self._filtered += 1
         self._ledger.lose(request)
         counters.GROUPS_FILTERED.inc()
-        self._drop(entry.id, entry.message)
-
-    def _drop(self, entry_id: str, scored: sample_pb2.ScoredGroup) -> None:
-        kept = {blob.reference.key for arrival in self._ready for blob in _blobs(arrival.scored)}
-        kept |= {blob.reference.key for trained in self._trained for blob in trained.blobs}
-        self._blobs.delete(blob for blob in _blobs(scored) if blob.reference.key not in kept)
-        self._stream.ack([entry_id])
+        self._stream.ack([entry.id])
 
     def _give_up(self, letter: sample_pb2.DeadLetter) -> None:
         """Letters may be read more than once: what one is about has been replaced or lost by then."""
         log.warning("dead letter", stream=letter.stream, group=letter.group_id, code=letter.code, reason=letter.reason)
-        request = self._request_of(letter.group_id)
+        request = self._issuer.request_of(letter.group_id)
         if request is not None and self._ledger.awaits(request, letter.attempt) and request not in self.held_requests():
             if self._sampled_again(request, letter.attempt, letter.code):
                 return

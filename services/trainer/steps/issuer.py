@@ -7,7 +7,8 @@ from services.common.config import Config
 from services.common.run_files.lineage import code_version, config_version
 from services.trainer.data.prompts import PromptData, PromptRow
 
-_ISSUE = re.compile(r"0|[1-9][0-9]{0,19}")
+# As group_id writes it, and no longer than a request (uint64) can be.
+_GROUP_ID = re.compile(r"([0-9a-f]{8})-(0|[1-9][0-9]{0,19})")
 
 
 class Issuer:
@@ -27,9 +28,12 @@ class Issuer:
 
     def request_of(self, group_id: str) -> int | None:
         """The request that a training group's id names; None for an evaluation or another history."""
-        history, _, number = group_id.partition("-")
-        # As group_id writes it, and no longer than a request (uint64) can be.
-        return int(number) if history == self.history and _ISSUE.fullmatch(number) else None
+        named = _GROUP_ID.fullmatch(group_id)
+        return int(named[2]) if named and named[1] == self.history else None
+
+    def is_of_another_history(self, group_id: str) -> bool:
+        named = _GROUP_ID.fullmatch(group_id)
+        return named is not None and named[1] != self.history
 
     def training_prompt(self, request: int, attempt: int, min_version: int) -> sample_pb2.Prompt:
         sampling = self._config.sampling

@@ -77,6 +77,10 @@ class Ledger:
     def is_outstanding(self, request: int) -> bool:
         return request in self.outstanding
 
+    def is_over(self, request: int) -> bool:
+        """Nothing that was issued of it so far is waited for: it is trained, lost or withheld."""
+        return request < self.cursor and request not in self.outstanding
+
     def train(self, requests: list[int]) -> None:
         for request in requests:
             self._expect_outstanding(request)

@@ -87,7 +87,7 @@ class Orchestrator:
             verifier=self._verifier,
             facts=self.facts,
             deaths=self.deaths,
-            request_of=self._issuer.request_of,
+            issuer=self._issuer,
             reissue=self._reissue,
             max_lost=config.trainer.max_lost_groups,
             max_filtered=self.filtered_rounds * config.trainer.groups_per_step,

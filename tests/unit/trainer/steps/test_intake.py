@@ -7,7 +7,6 @@ import pytest
 from trivet.v1 import sample_pb2, step_pb2
 
 from services.common.errors import GaveUp, InvalidData, Outage, Unavailable
-from services.common.transport.blobs import Blob
 from services.common.transport.streams import Entry
 from services.common.wire.replay_data import CandidateSets, Replay, encode_replay
 from services.trainer.batch import groups
@@ -76,6 +75,7 @@ def test_what_an_earlier_history_of_the_name_left_is_dropped(config, redis_clien
     made.issue()
     assert made.next_order().message.action == step_pb2.STEP_ACTION_WAIT
     assert (made.ledger.lost, made.intake.ready, play.scored.depth()) == (set(), 0, 0)
+    made.intake.commit()
     assert redis_client.keys("run:blob:*") == []
     play.answer()
     assert trained(until_training(made)) == [0, 1]
@@ -86,7 +86,7 @@ def test_a_missing_blob_is_issued_again(config, redis_client, play):
     made.issue()
     groups = []
     play.answer(groups.append)
-    play.blobs.delete([Blob(groups[0].group.samples[1].sample_id, groups[0].group.samples[1].replay)])
+    redis_client.delete(groups[0].group.samples[1].replay.key)
     assert trained(until_training(made)) == [1, 2]
     (again,) = play.read()
     assert (again.message.request, again.message.attempt) == (0, 1)
@@ -227,7 +227,8 @@ def test_dynamic_sampling_replaces_groups_without_variance_within_its_bound(conf
     # As many as one step takes are replaced, the rest is trained on.
     assert trained(until_training(bounded)) == [2, 3]
     assert bounded.ledger.lost == {0, 1}
-    assert len(redis_client.keys("run:blob:*")) == 2 * SIZE
+    bounded.intake.commit()
+    assert redis_client.keys("run:blob:*") == []
     bounded.step += 1
     bounded.issue()
     assert bounded.ledger.cursor == 2 + 3 * GROUPS

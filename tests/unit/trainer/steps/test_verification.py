@@ -6,7 +6,16 @@ from trivet.v1 import sample_pb2
 from services.common import metrics as common
 from services.common.config import BlobConfig
 from services.common.transport.weight_feed import WeightFeed
-from tests.support.orchestration import GROUPS, dead_letters, evaluated, orchestrator, state, trained, until_training
+from tests.support.orchestration import (
+    GROUPS,
+    SIZE,
+    dead_letters,
+    evaluated,
+    orchestrator,
+    state,
+    trained,
+    until_training,
+)
 
 
 def stream_as_blob(scored):
@@ -184,13 +193,16 @@ def test_what_was_not_issued_so_is_sampled_again_and_given_up_in_the_end(
     assert [(letter.code, letter.group_id) for letter in dead_letters(redis_client)] == [(code, f"{made.history}-0")]
 
 
-def test_what_is_sampled_again_leaves_no_blobs(config, redis_client, play):
+def test_what_is_sampled_again_leaves_no_blobs_once_it_is_over(config, redis_client, play):
     made = orchestrator(config, redis_client)
     made.issue()
     play.answer(lambda scored: other_tokens(scored) if scored.group.prompt.request == 0 else None)
     assert trained(until_training(made)) == [1, 2]
-    assert redis_client.keys(f"run:blob:{made.history}-1/*")
-    assert not redis_client.keys(f"run:blob:{made.history}-0/*")
+    play.answer()
+    assert trained(until_training(made)) == [3, 0]
+    assert len(redis_client.keys(f"run:blob:{made.history}-0/*")) == 2 * SIZE
+    made.intake.commit()
+    assert redis_client.keys(f"run:blob:{made.history}-0/*") == []
 
 
 def test_settings_that_changed_between_two_starts_are_good_for_what_was_issued_before(
