@@ -19,6 +19,7 @@ from services.common.data.rows import Row, metadata, read_rows
 from services.common.errors import InvalidData, TrivetError
 from services.common.run_files.check_report import CheckReport
 from services.common.serving.arguments import leave
+from services.common.wire.group import sample_id
 from services.reward.isolation.containment import Containment, find_user
 from services.reward.isolation.pool import ScorerPool
 from services.reward.score import GroupScorer
@@ -100,10 +101,9 @@ def _group(row: Row, prompt_field: str) -> sample_pb2.Group:
     columns, _ = metadata(row, prompt_field)
     prompt = str(row.values.get(prompt_field))
     completion = str(row.values.get("answer", prompt))
-    return sample_pb2.Group(
-        prompt=sample_pb2.Prompt(group_id="check", text=prompt, metadata_json=columns),
-        samples=[sample_pb2.Sample(sample_id="check", text=completion)],
-    )
+    group = sample_pb2.Group(prompt=sample_pb2.Prompt(group_id="check", text=prompt, metadata_json=columns))
+    group.samples.add(sample_id=sample_id(group.prompt, 0), text=completion)
+    return group
 
 
 def _row_problems(scorer: Scorer, settings: ScorerConfig, config: Config) -> list[str]:
