@@ -10,6 +10,7 @@ from trivet.v1 import rollout_pb2_grpc, weights_pb2
 
 from benchmarks.gpu_probes import Place, Skipped, configuration, count_mixed, under_way
 from services.common.config import ServerConfig
+from services.common.transport.outages import Outages
 
 Transfer = Literal["nccl", "ipc"]
 VERSION = weights_pb2.WeightVersion(version=1, fingerprint="from-memory")
@@ -96,8 +97,8 @@ def _sender(place: Place, config: Any, engine: Any, port: int) -> tuple[Any, Any
     torch.cuda.set_device(device)
     source = WeightSource(read_model(str(place.directory / "other"), dtype="bfloat16").to(device), None)
     unreachable: Any = None
-    entry = Registration(unreachable, engine, rollout_id="r", address=f"127.0.0.1:{port}").entry()
-    registry: Any = SimpleNamespace(alive=lambda: [entry])
+    registration = Registration(unreachable, engine, rollout_id="r", address=f"127.0.0.1:{port}", outages=Outages(0.0))
+    registry: Any = SimpleNamespace(alive=lambda: [registration.entry()])
     open_channel = nccl_channel if transfer == "nccl" else ipc_channel
     return WeightTransfer(
         registry,

@@ -27,6 +27,10 @@ class Outage(Unavailable):
     """What everybody needs cannot serve at present: Redis is full, a store is. It is waited for, and costs nothing."""
 
 
+class Unreachable(Unavailable):
+    """A server does not answer at all, which is an Outage to those who have nothing to do without it."""
+
+
 @contextmanager
 def entrys_fault() -> Iterator[None]:
     """Around code that looks at an entry and at nothing else: what that raises is InvalidData ("entry_unusable").

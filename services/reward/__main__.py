@@ -10,7 +10,7 @@ import redis
 from trivet.v1 import reward_pb2, reward_pb2_grpc
 
 from services.common.config import Config, ConfigError
-from services.common.errors import TrivetError, one_sentence
+from services.common.errors import Outage, TrivetError, Unreachable, one_sentence
 from services.common.exit_codes import CONFIGURATION, FAILED, FINISHED
 from services.common.logs import configure_logs, get_logger
 from services.common.serving.arguments import parse_service_arguments, report_end, starting
@@ -18,9 +18,9 @@ from services.common.serving.exposition import EXPOSITION
 from services.common.serving.server import ServiceServer
 from services.common.serving.signals import ending_signals
 from services.common.transport.client import connect
+from services.common.transport.consumer import Consumer
 from services.common.transport.outages import Outages
 from services.common.transport.streams import RunStreams
-from services.reward.consumer import RewardWorker
 from services.reward.isolation.containment import Containment, protect_service
 from services.reward.isolation.pool import ScorerPool
 from services.reward.score import GroupScorer
@@ -28,6 +28,8 @@ from services.reward.service import RewardServicer
 from services.reward.stats import RewardStats
 
 STOP_SECONDS = 4.5
+# Of those, for groups in work.
+GRACE_SECONDS = 2.0
 log = get_logger(__name__)
 
 
@@ -61,7 +63,7 @@ class RewardProcess:
             ready=lambda: self._not_ready or self._outages.problem,
         )
         # After as long without a group the trainer ends the run, too.
-        self._outages = Outages(config.trainer.batch_timeout_seconds)
+        self._outages = Outages(config.trainer.batch_timeout_seconds, (Outage, Unreachable))
         self._not_ready: str | None = "scorers are loading"
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -81,19 +83,19 @@ class RewardProcess:
     async def _consume(self, stop: asyncio.Event) -> None:
         config = self._config
         self._not_ready = "waiting for Redis"
+        # An address that is wrong is not waited for.
+        await asyncio.to_thread(self._client.ping)
         streams = RunStreams(self._client, config.run.name, config.redis)
-        samples = await self._outages.ride_out(lambda: asyncio.to_thread(streams.samples, self.reward_id))
-        scored = await self._outages.ride_out(lambda: asyncio.to_thread(streams.scored, self.reward_id))
-        worker = RewardWorker(
-            samples,
-            scored,
-            self._scorer,
-            concurrent_groups=config.reward.concurrent_groups,
-            heartbeat_seconds=config.redis.claim_idle_seconds / 3,
+        consumer = Consumer(
+            await self._outages.ride_out(lambda: asyncio.to_thread(streams.samples, self.reward_id)),
+            await self._outages.ride_out(lambda: asyncio.to_thread(streams.scored, self.reward_id)),
+            self._scorer.handle,
+            concurrency=config.reward.concurrent_groups,
             outages=self._outages,
+            grace_seconds=GRACE_SECONDS,
         )
         self._not_ready = None
-        await worker.run(stop)
+        await consumer.run(stop)
 
     @property
     def ready(self) -> bool:

@@ -8,7 +8,9 @@ from collections.abc import Mapping
 from trivet.v1 import reward_pb2, sample_pb2
 
 from services.common.config import RewardConfig
-from services.common.errors import InvalidData, entrys_fault
+from services.common.errors import InvalidData, TrivetError, entrys_fault
+from services.common.transport.consumer import Failed, Finished, Outcome
+from services.common.transport.streams import Entry
 from services.common.wire.group import check_group
 from services.reward import metrics
 from services.reward.cache import ScoreCache, cache_key
@@ -30,6 +32,17 @@ class GroupScorer:
         self._config, self._pool, self._stats, self._reward_id = config, pool, stats, reward_id
         self._cache = ScoreCache(config.cache_size)
         self._weights = {label: scorer.weight for label, scorer in zip(pool.labels, config.scorers, strict=True)}
+
+    async def handle(self, entry: Entry[sample_pb2.Group]) -> Outcome[sample_pb2.ScoredGroup]:
+        """Of the stream. Raises Unavailable as `score` does."""
+        try:
+            outcome = await self.score(entry.message)
+        except InvalidData as error:
+            return Failed(error)
+        if isinstance(outcome, sample_pb2.ScoredGroup):
+            return Finished(outcome)
+        reason = f"{outcome.scorer} on sample {outcome.sample_id}: {outcome.reason}"
+        return Failed(TrivetError(outcome.code, reason))
 
     async def score(self, group: sample_pb2.Group) -> sample_pb2.ScoredGroup | reward_pb2.ScoreFailure:
         """All samples or none: a group that lost some would skew its baseline.

@@ -14,7 +14,7 @@ from trivet.v1 import rollout_pb2_grpc
 
 from services.common.config import Config, ConfigError
 from services.common.data.model_path import check_model_path
-from services.common.errors import TrivetError, one_sentence
+from services.common.errors import Outage, TrivetError, Unreachable, one_sentence
 from services.common.exit_codes import CONFIGURATION, FAILED, FINISHED
 from services.common.logs import configure_logs, get_logger
 from services.common.run_files.lineage import code_version, config_version
@@ -24,12 +24,13 @@ from services.common.serving.server import ServiceServer
 from services.common.serving.signals import ending_signals
 from services.common.transport.blobs import open_blobs
 from services.common.transport.client import connect
+from services.common.transport.consumer import Consumer
 from services.common.transport.outages import Outages
 from services.common.transport.rollout_registry import RolloutRegistry
 from services.common.transport.streams import RunStreams
 from services.common.transport.weight_feed import WeightFeed
 from services.rollout.engine.protocol import Engine
-from services.rollout.groups.consumer import PromptWorker
+from services.rollout.groups.handler import PromptHandler
 from services.rollout.groups.sampler import GroupSampler
 from services.rollout.service import GRPC_NAME, RolloutServicer
 from services.rollout.vllm_engine.environment import set_defaults
@@ -59,9 +60,10 @@ def main() -> int:
         # Rollouts of one run must not draw the same samples.
         engine = VllmEngine(config, seed=zlib.crc32(f"{config.run.seed}/{rollout_id}".encode()) >> 1)
         # After as long without a group the trainer ends the run, too.
-        outages = Outages(config.trainer.batch_timeout_seconds)
+        outages = Outages(config.trainer.batch_timeout_seconds, (Outage, Unreachable))
         rollout = outages.ride_out_blocking(lambda: Rollout(config, rollout_id, client, engine, outages))
-        return asyncio.run(rollout.serve())
+        # Not asyncio.run, which waits for every thread: one may be waiting for a Redis that does not answer.
+        return asyncio.Runner().run(rollout.serve())
     except ConfigError as error:
         return report_end(CONFIGURATION, str(error))
     except (TrivetError, RedisError, OSError) as error:
@@ -82,14 +84,17 @@ class Rollout:
             timeout_seconds=config.rollout.load_timeout_seconds,
             directory=config.run.path / "weights",
         )
-        self._worker = PromptWorker(
-            config,
-            sampler=self._sampler,
-            follower=self._follower,
-            prompts=streams.prompts(rollout_id),
-            samples=streams.samples(rollout_id),
-            blobs=open_blobs(config.blobs, client, config.run.name),
-            outages=self._outages,
+        handler = PromptHandler(
+            self._sampler, self._follower, open_blobs(config.blobs, client, config.run.name), outages
+        )
+        self._consumer = Consumer(
+            streams.prompts(rollout_id),
+            streams.samples(rollout_id),
+            handler,
+            concurrency=config.rollout.concurrent_groups,
+            outages=outages,
+            grace_seconds=GRACE_SECONDS,
+            ready=handler.is_ready,
         )
         self._server = ServiceServer(
             config.rollout.server,
@@ -108,29 +113,28 @@ class Rollout:
         try:
             return await self._work()
         finally:
-            await self._worker.drain(GRACE_SECONDS)
-            left = await self._worker.abandon()
             await asyncio.gather(self._engine.close(), self._server.stop())
             tally = self._sampler.tally
-            log.info("stopped", groups=tally.groups, samples=tally.samples, tokens=tally.tokens, groups_left=left)
+            log.info("stopped", groups=tally.groups, samples=tally.samples, tokens=tally.tokens)
 
     async def _work(self) -> int:
         stopped = asyncio.create_task(self._stop.wait())
-        jobs: list[asyncio.Task[Any]] = [asyncio.create_task(self._engine.launch())]
+        jobs: list[asyncio.Task[Any]] = [asyncio.create_task(self._start())]
         try:
             await asyncio.wait([stopped, *jobs], return_when=asyncio.FIRST_COMPLETED)
             if stopped.done():
                 return FINISHED
-            await jobs.pop()
-            await self._outages.ride_out(self._follower.catch_up)
+            jobs.pop().result()
             log.info("sampling", version=self._engine.weights.version)
             gave_up = asyncio.create_task(self._engine.wait_gave_up())
-            following = self._outages.ride_out(self._follower.run)
-            jobs = [gave_up, *map(asyncio.create_task, (following, self._worker.run()))]
+            jobs = [gave_up, asyncio.create_task(self._follower.run(self._outages))]
             if self._config.weights.transfer != "disk":
-                jobs.append(asyncio.create_task(self._registration().run()))
-            done, _ = await asyncio.wait([stopped, *jobs], return_when=asyncio.FIRST_COMPLETED)
-            for job in done:
+                jobs.append(asyncio.create_task(self._stay_registered()))
+            consuming = asyncio.create_task(self._consumer.run(self._stop))
+            done, _ = await asyncio.wait([stopped, consuming, *jobs], return_when=asyncio.FIRST_COMPLETED)
+            self._stop.set()
+            await asyncio.wait([consuming])
+            for job in [*done, consuming]:
                 job.result()
             if gave_up in done:
                 return report_end(FAILED, f"the engine gave up: {self._engine.problem}")
@@ -140,22 +144,28 @@ class Rollout:
                 job.cancel()
             await asyncio.gather(stopped, *jobs, return_exceptions=True)
 
-    def _registration(self) -> Registration:
-        address = reachable_address(self._config.rollout.server, self._server.grpc_port, self._client)
+    async def _start(self) -> None:
+        await self._engine.launch()
+        await self._outages.ride_out(self._follower.catch_up)
+
+    async def _stay_registered(self) -> None:
+        server, port = self._config.rollout.server, self._server.grpc_port
+        address = await self._outages.ride_out(lambda: asyncio.to_thread(reachable_address, server, port, self._client))
         log.info("registered", address=address)
-        return Registration(
+        registration = Registration(
             RolloutRegistry(self._client, self._config.run.name),
             self._engine,
             rollout_id=self._id,
             address=address,
             outages=self._outages,
         )
+        await registration.run()
 
     def _register(self, server: grpc.aio.Server) -> None:
         servicer = RolloutServicer(
             self._sampler,
             self._follower,
-            self._worker,
+            self._consumer,
             limit=self._config.rollout.concurrent_groups,
             transfer=self._config.weights.transfer,
         )

@@ -8,10 +8,10 @@ import grpc
 from trivet.v1 import rollout_pb2, rollout_pb2_grpc
 
 from services.common.errors import InvalidData, Unavailable
+from services.common.transport.consumer import Consumer
 from services.rollout.engine import metrics
 from services.rollout.engine.delivery import Delivery
 from services.rollout.engine.protocol import LoadFailed
-from services.rollout.groups.consumer import PromptWorker
 from services.rollout.groups.sampler import GroupSampler
 from services.rollout.vllm_engine.weight_update import check_join
 from services.rollout.weights.follower import WeightFollower
@@ -27,13 +27,13 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
         self,
         sampler: GroupSampler,
         follower: WeightFollower,
-        worker: PromptWorker,
+        consumer: Consumer[Any, Any],
         *,
         limit: int,
         transfer: Literal["disk", "nccl", "ipc"] = "disk",
     ) -> None:
         """`limit` bounds the groups that callers sample; `transfer` is how weights arrive."""
-        self._sampler, self._follower, self._worker = sampler, follower, worker
+        self._sampler, self._follower, self._consumer = sampler, follower, consumer
         self._limit, self._transfer = limit, transfer
         self._direct = self._loads = 0
 
@@ -133,13 +133,13 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
     async def Pause(
         self, request: rollout_pb2.RolloutServicePauseRequest, context: object
     ) -> rollout_pb2.RolloutServicePauseResponse:
-        self._worker.pause()
+        self._consumer.paused = True
         return rollout_pb2.RolloutServicePauseResponse()
 
     async def Resume(
         self, request: rollout_pb2.RolloutServiceResumeRequest, context: object
     ) -> rollout_pb2.RolloutServiceResumeResponse:
-        self._worker.resume()
+        self._consumer.paused = False
         return rollout_pb2.RolloutServiceResumeResponse()
 
     async def GetStatus(
@@ -148,7 +148,7 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
         weights, tally = self._sampler.engine.weights, self._sampler.tally
         return rollout_pb2.RolloutServiceGetStatusResponse(
             rollout_id=self._sampler.rollout_id,
-            paused=self._worker.paused,
+            paused=self._consumer.paused,
             version=weights.version,
             fingerprint=weights.fingerprint,
             running_groups=self._sampler.running,

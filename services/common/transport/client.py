@@ -19,7 +19,7 @@ from redis.exceptions import (
 from redis.retry import Retry
 
 from services.common.config import ConfigError, RedisConfig
-from services.common.errors import Outage, Unavailable
+from services.common.errors import Outage, Unreachable
 
 SOCKET_TIMEOUT_SECONDS = 10.0
 # A blocking read has to answer before the socket gives up.
@@ -34,7 +34,7 @@ _OUTAGES: dict[type[Exception], tuple[str, str]] = {
 
 
 def connect(config: RedisConfig) -> redis.Redis:
-    """A client that rides out an unreachable server for `retry_seconds`, then raises Unavailable.
+    """A client that rides out an unreachable server for `retry_seconds`, then raises Unreachable.
 
     A server that answers and cannot serve is an Outage. Raises ConfigError without an address.
     """
@@ -62,11 +62,23 @@ def _naming() -> Iterator[None]:
         code, words = next(_OUTAGES[kind] for kind in _OUTAGES if isinstance(error, kind))
         raise Outage(code, f"{words} ({error})") from error
     except (ConnectionError, TimeoutError) as error:
-        raise Unavailable("redis_unreachable", f"Redis does not answer ({error})") from error
+        raise Unreachable("redis_unreachable", f"Redis does not answer ({error})") from error
     except ResponseError as error:
         if "MISCONF" in str(error):
             raise Outage("redis_disk", f"Redis cannot write to its disk ({error})") from error
         raise
+
+
+def local_address(client: redis.Redis) -> str:
+    """From which this machine reaches the server."""
+    with _naming():
+        connection: Any = client.connection_pool.get_connection()
+    try:
+        name = connection._sock.getsockname()
+    finally:
+        client.connection_pool.release(connection)
+    # A Unix socket's peer is on this machine.
+    return str(name[0]) if isinstance(name, tuple) else "127.0.0.1"
 
 
 class _Pipeline(Pipeline):

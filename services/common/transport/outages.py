@@ -8,7 +8,7 @@ from typing import TypeVar
 from redis.backoff import ExponentialBackoff
 
 from services.common import metrics
-from services.common.errors import Outage
+from services.common.errors import Outage, Unavailable
 from services.common.logs import get_logger
 
 FIRST_SECONDS, CAP_SECONDS, POLL_CAP_SECONDS = 0.1, 5.0, 1.0
@@ -21,14 +21,14 @@ log = get_logger(__name__)
 class Outages:
     """The outages that one service waits for. Each is counted and logged once, and again when it is over."""
 
-    def __init__(self, limit_seconds: float) -> None:
-        """An outage that lasts longer is not waited for any more."""
-        self._limit = limit_seconds
+    def __init__(self, limit_seconds: float, waited_for: tuple[type[Unavailable], ...] = (Outage,)) -> None:
+        """What is `waited_for`, for at most `limit_seconds`, is an outage."""
+        self._limit, self._waited_for = limit_seconds, waited_for
         self._backoff = ExponentialBackoff(cap=CAP_SECONDS, base=FIRST_SECONDS)
         # By code: how many wait, since when, and the newest error.
         self._waiting: dict[str, int] = {}
         self._since: dict[str, float] = {}
-        self._errors: dict[str, Outage] = {}
+        self._errors: dict[str, Unavailable] = {}
         self._polling: _Wait | None = None
 
     @property
@@ -37,12 +37,12 @@ class Outages:
         return "; ".join(f"waiting: {error}" for error in list(self._errors.values())) or None
 
     async def ride_out(self, work: Callable[[], Awaitable[T]]) -> T:
-        """What `work` returns once it raises no Outage. Raises that of an outage over the limit."""
+        """What `work` returns once it meets no outage. Raises the error of one over the limit."""
         with _Wait(self) as wait:
             while True:
                 try:
                     return await work()
-                except Outage as error:
+                except self._waited_for as error:
                     await asyncio.sleep(wait.seconds_after(error))
 
     def ride_out_blocking(self, work: Callable[[], T]) -> T:
@@ -51,7 +51,7 @@ class Outages:
             while True:
                 try:
                     return work()
-                except Outage as error:
+                except self._waited_for as error:
                     time.sleep(wait.seconds_after(error))
 
     def poll(self, work: Callable[[], T]) -> T | None:
@@ -59,7 +59,7 @@ class Outages:
         after a short wait."""
         try:
             result = work()
-        except Outage as error:
+        except self._waited_for as error:
             self._polling = self._polling or _Wait(self)
             time.sleep(min(POLL_CAP_SECONDS, self._polling.seconds_after(error)))
             return None
@@ -68,7 +68,7 @@ class Outages:
             self._polling = None
         return result
 
-    def began(self, error: Outage) -> None:
+    def began(self, error: Unavailable) -> None:
         """One more waits. Raises the error when the outage exceeds the limit."""
         code = error.code
         if code not in self._since:
@@ -78,7 +78,7 @@ class Outages:
         self._waiting[code] = self._waiting.get(code, 0) + 1
         self._errors[code] = error
 
-    def still_lasts(self, error: Outage) -> None:
+    def still_lasts(self, error: Unavailable) -> None:
         """Raises the error when the outage is over the limit."""
         self._errors[error.code] = error
         if time.monotonic() - self._since[error.code] > self._limit:
@@ -105,7 +105,7 @@ class _Wait:
     def __enter__(self) -> "_Wait":
         return self
 
-    def seconds_after(self, error: Outage) -> float:
+    def seconds_after(self, error: Unavailable) -> float:
         if error.code not in self._codes:
             self._codes[error.code] = None
             self._outages.began(error)

@@ -21,6 +21,9 @@ from services.common.transport.dead_letters import FIELD, DeadLetters, dead_lett
 M = TypeVar("M", bound=Message)
 N = TypeVar("N", bound=Message)
 
+# Longer than the read of a consumer that claims blocks: Redis was away.
+SILENCE_SECONDS = 1.0
+
 
 @dataclass(frozen=True)
 class Entry(Generic[M]):
@@ -49,7 +52,7 @@ class Stream(Generic[M]):
         self.group, self.consumer, self.config = group, consumer, config
         self._dead_letters, self._claims = dead_letters, claims
         self._claim_cursor = "0-0"
-        self._last_claim = 0.0
+        self._next_claim = self._last_answer = time.monotonic()
         self.label = name.rpartition(":")[2]
         self._ensure_group()
 
@@ -71,24 +74,27 @@ class Stream(Generic[M]):
         if claimed or count < 1:
             return claimed
         block = max(1, round(min(block_seconds, MAX_BLOCK_SECONDS) * 1000))
-        return self._parse(self._read_group(">", count, block), {})
+        return self._parse(self._read_group(count, block), {})
 
     def recover(self) -> Iterator[Entry[M]]:
         """What this consumer had read before it stopped and never acknowledged, oldest first.
 
-        One at a time: only an entry that is in hand when the process dies has one more delivery for it.
+        One at a time: only an entry that is in hand when the process dies has one more delivery for it. The count is
+        set, not raised, so that a call which the client repeats over an outage counts once.
         """
-        last = "0-0"
-        while rows := self._read_group(last, 1, None):
-            [(raw_id, fields)] = rows
-            last = raw_id.decode()
-            if not fields:
+        last = "-"
+        while found := self._pending(last, "+", self.consumer):
+            raw_id, count = found["message_id"], found["times_delivered"] + 1
+            last = f"({raw_id.decode()}"
+            rows = cast(list[Any], self.client.xrange(self.name, min=raw_id, max=raw_id))
+            if not rows:
                 # A deleted entry stays pending.
-                self.ack([last])
+                self.ack([raw_id.decode()])
                 continue
-            for entry in self._parse(rows, self._deliveries([raw_id])):
+            self._hold([raw_id.decode()], retrycount=count)
+            for entry in self._parse(rows, {raw_id: count}):
                 yield entry
-                self.settle([last])
+                self.settle([entry.id])
 
     def release(self, entries: Iterable[Entry[M]]) -> None:
         """Hands the entries back: others may claim them at once, and this delivery does not count."""
@@ -121,7 +127,7 @@ class Stream(Generic[M]):
             pipe.execute()
 
     def dead_letter(self, entry: Entry[M], error: TrivetError) -> None:
-        self._dead_letter(entry.id, entry.message.SerializeToString(), _prompt(entry.message), entry.deliveries, error)
+        self._dead_letter(entry.id, entry.message.SerializeToString(), prompt_of(entry.message), entry.deliveries, error)
 
     def scan(self) -> Iterable[M]:
         """Every parsable message in the stream, read or not, without taking any."""
@@ -147,6 +153,14 @@ class Stream(Generic[M]):
         if listed:
             with self._rebuilding():
                 self.client.xclaim(self.name, self.group, self.consumer, 0, listed, justid=True, **options)
+            self._answered()
+
+    def _answered(self) -> None:
+        """After a silence nobody is claimed from until everybody has had the time to touch what it holds."""
+        now, idle = time.monotonic(), self.config.claim_idle_seconds
+        if now - self._last_answer > max(SILENCE_SECONDS, idle / 2):
+            self._next_claim = now + idle
+        self._last_answer = now
 
     def _ensure_group(self) -> None:
         try:
@@ -155,10 +169,11 @@ class Stream(Generic[M]):
             if not str(error).startswith("BUSYGROUP"):
                 raise
 
-    def _read_group(self, start: str, count: int, block: int | None) -> list[Any]:
+    def _read_group(self, count: int, block: int) -> list[Any]:
         reply: Any = None
         with self._rebuilding():
-            reply = self.client.xreadgroup(self.group, self.consumer, {self.name: start}, count=count, block=block)
+            reply = self.client.xreadgroup(self.group, self.consumer, {self.name: ">"}, count=count, block=block)
+        self._answered()
         if not reply:
             return []
         streams = reply.values() if isinstance(reply, dict) else [rows for _, rows in cast(list[Any], reply)]
@@ -177,8 +192,7 @@ class Stream(Generic[M]):
             self._ensure_group()
 
     def _claim(self, count: int) -> list[Entry[M]]:
-        interval = self.config.claim_idle_seconds / 4
-        if count < 1 or time.monotonic() - self._last_claim < interval:
+        if count < 1 or time.monotonic() < self._next_claim:
             return []
         idle = round(self.config.claim_idle_seconds * 1000)
         cursor, rows = b"0-0", []
@@ -186,21 +200,25 @@ class Stream(Generic[M]):
             cursor, rows, *_ = self.client.xautoclaim(
                 self.name, self.group, self.consumer, idle, self._claim_cursor, count=count
             )
+        self._answered()
+        deliveries = {row[0]: found["times_delivered"] for row in rows if (found := self._pending(row[0], row[0]))}
+        if time.monotonic() < self._next_claim:
+            # The claim itself waited for Redis: those it was meant for could not touch the entries.
+            for raw_id, counted in deliveries.items():
+                self._hold([raw_id.decode()], retrycount=counted - 1)
+            return []
         self._claim_cursor = cursor.decode()
         if self._claim_cursor == "0-0":
-            self._last_claim = time.monotonic()
-        if not rows:
-            return []
+            self._next_claim = time.monotonic() + self.config.claim_idle_seconds / 4
         metrics.STREAM_CLAIMS.labels(self.label).inc(len(rows))
-        return self._parse(rows, self._deliveries([row[0] for row in rows]))
+        return self._parse(rows, deliveries)
 
-    def _deliveries(self, ids: list[bytes]) -> dict[bytes, int]:
-        replies: list[Any] = []
-        with self._rebuilding(), self.client.pipeline(transaction=False) as pipe:
-            for entry_id in ids:
-                pipe.xpending_range(self.name, self.group, entry_id, entry_id, 1)
-            replies = pipe.execute()
-        return {reply[0]["message_id"]: reply[0]["times_delivered"] for reply in replies if reply}
+    def _pending(self, start: Any, end: Any, consumer: str | None = None) -> dict[str, Any] | None:
+        """The first pending entry from `start` to `end`."""
+        found: Any = []
+        with self._rebuilding():
+            found = self.client.xpending_range(self.name, self.group, start, end, 1, consumername=consumer)
+        return found[0] if found else None
 
     def _parse(self, rows: list[Any], deliveries: dict[bytes, int]) -> list[Entry[M]]:
         entries = []
@@ -238,7 +256,7 @@ class Stream(Generic[M]):
         pipe.xdel(self.name, *ids)
 
 
-def _prompt(message: Message) -> sample_pb2.Prompt:
+def prompt_of(message: Message) -> sample_pb2.Prompt:
     if isinstance(message, sample_pb2.ScoredGroup):
         return message.group.prompt
     if isinstance(message, sample_pb2.Group):

@@ -151,11 +151,9 @@ class WeightFeed:
         return max((weights.version for _, weights in self._newest_first()), default=0)
 
     def wait(self, after: str | None, timeout_seconds: float) -> tuple[str, weights_pb2.WeightVersion] | None:
-        """The newest announcement after the one with id `after`, or None when the time is up."""
+        """Like `latest`, once there is one after that with id `after`, or the time is up."""
         block = max(1, round(min(timeout_seconds, MAX_BLOCK_SECONDS) * 1000))
-        reply = self._client.xread({self._name: after or "0-0"}, block=block)
-        if not reply:
-            return None
+        self._client.xread({self._name: after or "0-0"}, block=block)
         return self.latest()
 
     def _newest_first(self) -> Iterator[tuple[str, weights_pb2.WeightVersion]]:

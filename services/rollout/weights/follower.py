@@ -2,15 +2,17 @@
 
 import asyncio
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from redis.backoff import ExponentialBackoff
 from trivet.v1 import weights_pb2
 
-from services.common.errors import InvalidData
+from services.common.errors import InvalidData, Unavailable
 from services.common.logs import get_logger
+from services.common.transport.outages import Outages
 from services.common.transport.weight_feed import WeightFeed, check_location, same_weights
 from services.rollout.engine import metrics
 from services.rollout.engine.delivery import Delivery
@@ -23,6 +25,9 @@ MAX_REFUSALS = 2
 # The trainer can mend these, by writing the version again.
 DAMAGED_CODES = {"weights_corrupt", "weights_missing"}
 
+# An announcement and its id.
+Announced = tuple[str, weights_pb2.WeightVersion]
+
 log = get_logger(__name__)
 
 
@@ -32,7 +37,9 @@ class WeightFollower:
     def __init__(self, engine: Engine, feed: WeightFeed, *, timeout_seconds: float, directory: Path) -> None:
         """Nothing is read outside `directory`, the run's published weights, whoever names it."""
         self._engine, self._feed, self._timeout, self._directory = engine, feed, timeout_seconds, directory.absolute()
-        self._newest: tuple[str, weights_pb2.WeightVersion] | None = None
+        self._newest: Announced | None = None
+        # Redis had announcements, and has none now.
+        self._lost = False
         # The announcement that somebody's own load came after, and the engine that took it.
         self._superseded: tuple[str, str] | None = None
         self._changed = asyncio.Condition()
@@ -46,6 +53,8 @@ class WeightFollower:
     @property
     def problem(self) -> str | None:
         """Why the engine is not on the newest version, or None. Not while a new one is first being loaded."""
+        if self._lost:
+            return "waiting for weights: Redis has lost the announcements, the trainer makes the newest one again"
         if self._newest is None or self._is_on(self._newest):
             return None
         newest = self._newest[1].version
@@ -57,13 +66,13 @@ class WeightFollower:
 
     async def catch_up(self) -> None:
         """Loads the newest announcement if there is one. A failed load is reported by `load_error`."""
-        await self._look(await asyncio.to_thread(self._feed.latest))
+        await self._look(self._feed.latest)
 
-    async def run(self) -> None:
-        """Follows the announcements until it is cancelled."""
+    async def run(self, outages: Outages) -> None:
+        """Follows the announcements until it is cancelled. Raises the error of an outage over the limit."""
         while True:
             after = self._newest[0] if self._newest else None
-            await self._look(await asyncio.to_thread(self._feed.wait, after, POLL_SECONDS))
+            await outages.ride_out(lambda: self._look(partial(self._feed.wait, after, POLL_SECONDS)))  # noqa: B023
 
     async def load(self, weights: weights_pb2.WeightVersion) -> float:
         """Seconds that it took, 0 when the version is there already. Raises LoadFailed."""
@@ -84,14 +93,16 @@ class WeightFollower:
 
         A trainer announces a version before it asks for it. So where the newest announcement is the younger of the
         two, and of an older version, the trainer has returned to a checkpoint since: then the engine need only be on
-        that. And nothing is sampled under a version that the trainer has abandoned. Raises NotServed after the
-        load timeout.
+        that. Nothing is sampled under a version that the trainer has abandoned, nor while Redis has lost which
+        version is the newest. Raises NotServed after the load timeout.
         """
         # What was announced before the prompt was issued is known before it is sampled.
-        self._note(await asyncio.to_thread(self._feed.latest))
+        await self._note(self._feed.latest)
         try:
             async with asyncio.timeout(self._timeout), self._changed:
-                await self._changed.wait_for(lambda: self.serves(self._engine.weights.version, version, entry_id))
+                await self._changed.wait_for(
+                    lambda: not self._lost and self.serves(self._engine.weights.version, version, entry_id)
+                )
         except TimeoutError as error:
             raise NotServed(
                 "weights_behind",
@@ -108,8 +119,8 @@ class WeightFollower:
             return True
         return newest is not None and _order(newest[0]) > _order(entry_id) and sampled >= newest[1].version
 
-    async def _look(self, found: tuple[str, weights_pb2.WeightVersion] | None) -> None:
-        self._note(found)
+    async def _look(self, read: Callable[[], Announced | None]) -> None:
+        await self._note(read)
         due = time.monotonic() >= self._next_try and self._engine.problem is None
         if due and self._newest is not None and not self._is_on(self._newest):
             await self._follow(self._newest)
@@ -117,13 +128,24 @@ class WeightFollower:
         async with self._changed:
             self._changed.notify_all()
 
-    def _note(self, found: tuple[str, weights_pb2.WeightVersion] | None) -> None:
-        if found is not None and (self._newest is None or _order(found[0]) > _order(self._newest[0])):
-            self._newest = found
+    async def _note(self, read: Callable[[], Announced | None]) -> None:
+        """Takes note of the newest announcement, which `read` reads. Raises Unavailable."""
+        known = self._newest
+        found = await asyncio.to_thread(read)
+        newer = found is not None and (self._newest is None or _order(found[0]) > _order(self._newest[0]))
+        # What was known before, and is not there now, was in a Redis whose ids say nothing about those of this one.
+        forgotten = (
+            known is not None and known is self._newest and (found is None or _order(found[0]) < _order(known[0]))
+        )
+        if forgotten:
+            log.warning("Redis has lost the announcements", newest=found[1].version if found is not None else None)
+            self._superseded = None
+        if newer or forgotten:
+            self._newest, self._lost = found, found is None
             self._failures = self._refusals = 0
             self._next_try = 0.0
 
-    async def _follow(self, newest: tuple[str, weights_pb2.WeightVersion]) -> None:
+    async def _follow(self, newest: Announced) -> None:
         async with self._loading:
             if self._is_on(newest):
                 # A version from memory came while this waited for it.
@@ -149,7 +171,7 @@ class WeightFollower:
         found = await asyncio.to_thread(self._feed.latest_on_disk)
         return found[1] if found is not None and found[1].version > self._engine.weights.version else None
 
-    def _is_on(self, newest: tuple[str, weights_pb2.WeightVersion]) -> bool:
+    def _is_on(self, newest: Announced) -> bool:
         if same_weights(newest[1], self._engine.weights):
             return True
         announcement, engine = self._superseded or ("", "")
@@ -157,7 +179,12 @@ class WeightFollower:
 
     async def _supersede(self) -> None:
         """What has been announced so far is older than what the engine has."""
-        found = await asyncio.to_thread(self._feed.latest)
+        try:
+            found = await asyncio.to_thread(self._feed.latest)
+        except Unavailable as error:
+            # The weights are there all the same. One that was announced unseen is loaded again, until the next.
+            log.warning("announcements not read", code=error.code, error=str(error))
+            found = self._newest
         self._superseded = (found[0], self._engine.identity) if found is not None else None
         async with self._changed:
             self._changed.notify_all()

@@ -8,6 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM
 from trivet.v1 import rollout_pb2, rollout_pb2_grpc, weights_pb2
 
+from services.common.transport.outages import Outages
 from services.common.transport.rollout_registry import RolloutRegistry
 from services.common.transport.weight_feed import describe_weights
 from services.rollout.weights.registration import Registration
@@ -63,7 +64,9 @@ async def test_a_running_sample_goes_on_under_weights_from_memory(
     source = WeightSource(AutoModelForCausalLM.from_pretrained(paths[2]), None)
     async with serving(engine, transfer) as port:
         registry = RolloutRegistry(redis_client, f"memory-{transfer}")
-        registry.renew(Registration(registry, engine, rollout_id="r1", address=f"127.0.0.1:{port}").entry())
+        registry.renew(
+            Registration(registry, engine, rollout_id="r1", address=f"127.0.0.1:{port}", outages=Outages(60)).entry()
+        )
         sender = transfer_of(transfer, source, redis_client, f"memory-{transfer}")
         before = await engine._llm.compute_weight_checksums()
         assert await asyncio.to_thread(sender.prepare)
@@ -98,7 +101,7 @@ async def test_an_engine_left_in_the_middle_comes_back_from_disk_and_joins_anew(
     source = WeightSource(AutoModelForCausalLM.from_pretrained(paths[2]), None)
     async with serving(engine, "nccl") as port:
         registry = RolloutRegistry(redis_client, "middle")
-        registration = Registration(registry, engine, rollout_id="r1", address=f"127.0.0.1:{port}")
+        registration = Registration(registry, engine, rollout_id="r1", address=f"127.0.0.1:{port}", outages=Outages(60))
         registry.renew(registration.entry())
         sender = transfer_of("nccl", source, redis_client, "middle")
         assert await asyncio.to_thread(sender.prepare)

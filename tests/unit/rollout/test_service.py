@@ -19,14 +19,8 @@ from tests.support.rollout_fakes import FakeEngine, make_prompt
 pytestmark = pytest.mark.timeout(60)
 
 
-class PausableWorker:
+class PausableConsumer:
     paused = False
-
-    def pause(self):
-        self.paused = True
-
-    def resume(self):
-        self.paused = False
 
 
 class NoFeed:
@@ -48,7 +42,7 @@ def engine():
 async def stub(engine):
     sampler = GroupSampler(engine, rollout_id="r1", code="c", config="k")
     follower = WeightFollower(engine, NoFeed(), timeout_seconds=1, directory=Path("/w"))
-    servicer = RolloutServicer(sampler, follower, PausableWorker(), limit=1, transfer="nccl")
+    servicer = RolloutServicer(sampler, follower, PausableConsumer(), limit=1, transfer="nccl")
     server = ServiceServer(
         ServerConfig(),
         grpc_name=GRPC_NAME,

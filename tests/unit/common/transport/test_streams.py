@@ -106,7 +106,6 @@ def test_every_operation_outlives_a_lost_consumer_group(streams, redis_client):
     operations = {
         "touch": lambda: consumer.touch([first.id]),
         "pending": consumer.pending,
-        "deliveries": lambda: consumer._deliveries([first.id.encode()]),
         "recover": lambda: list(consumer.recover()),
         "settle": lambda: consumer.settle([first.id]),
         "ack": lambda: consumer.ack([first.id]),

@@ -7,6 +7,7 @@ from redis.backoff import ExponentialBackoff
 from trivet.v1 import rollout_pb2, weights_pb2
 
 from services.common.errors import Unavailable
+from services.common.transport.outages import Outages
 from services.common.transport.weight_feed import WeightFeed
 from services.rollout.engine.delivery import Delivery
 from services.rollout.engine.protocol import LoadFailed
@@ -41,7 +42,7 @@ def follower(engine, feed):
 
 @pytest.fixture
 async def following(follower):
-    task = asyncio.create_task(follower.run())
+    task = asyncio.create_task(follower.run(Outages(60)))
     yield follower
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
@@ -93,7 +94,7 @@ async def test_a_prompt_waits_until_the_lost_version_is_announced_again(engine, 
     redis_client.delete(feed._name)
     engine.weights = weights_pb2.WeightVersion(version=0, fingerprint="base")
     restarted = WeightFollower(engine, feed, timeout_seconds=10, directory=Path("/w"))
-    task = asyncio.create_task(restarted.run())
+    task = asyncio.create_task(restarted.run(Outages(60)))
     waiting = asyncio.create_task(restarted.wait_for(3, LATER))
     await asyncio.sleep(0.2)
     assert not waiting.done()
@@ -244,7 +245,7 @@ async def test_an_announcement_read_late_does_not_undo_a_newer_version_from_memo
     feed.announce(version(6))
     late = feed.latest()
     await hand_over(follower, in_memory(7))
-    await follower._look(late)
+    await follower._look(lambda: late)
     assert engine.weights.version == 7
     assert engine.loaded == []
 

@@ -3,8 +3,9 @@ import asyncio
 import pytest
 
 from services.common.config import ServerConfig
+from services.common.transport.outages import Outages
 from services.common.transport.rollout_registry import RolloutRegistry
-from services.rollout.weights import registration
+from services.rollout.weights import registration as module
 from services.rollout.weights.registration import Registration, reachable_address
 from tests.support.rollout_fakes import FakeEngine
 
@@ -21,10 +22,11 @@ async def until(condition):
 
 
 async def test_a_rollout_is_there_while_its_engine_is_and_leaves_when_it_goes(registry, monkeypatch):
-    monkeypatch.setattr(registration, "BEAT_SECONDS", 0.01)
+    monkeypatch.setattr(module, "BEAT_SECONDS", 0.01)
     engine = FakeEngine()
     engine.problem = "engine is starting"
-    task = asyncio.create_task(Registration(registry, engine, rollout_id="r1", address="here:1").run())
+    registration = Registration(registry, engine, rollout_id="r1", address="here:1", outages=Outages(10))
+    task = asyncio.create_task(registration.run())
     await asyncio.sleep(0.1)
     assert registry.alive() == []
     engine.problem = None

@@ -43,7 +43,7 @@ class Rollout:
 
     def take(self):
         # What somebody has handed back is claimed at every look.
-        self.prompts._last_claim = float("-inf")
+        self.prompts._next_claim = float("-inf")
         self.held += self.prompts.read(1, 0.001) if len(self.held) < HELD else []
 
     def load(self):

@@ -1,16 +1,17 @@
+"""What becomes of a group of the stream: scored, or a dead letter that says why not."""
+
 import asyncio
 import json
 import uuid
 from contextlib import asynccontextmanager
 
 import pytest
-from prometheus_client import REGISTRY
 from trivet.v1 import sample_pb2
 
 from services.common.config import RedisConfig, RewardConfig
+from services.common.transport.consumer import Consumer
 from services.common.transport.outages import Outages
 from services.common.transport.streams import DeadLetters, RunStreams
-from services.reward.consumer import RewardWorker
 from services.reward.isolation.pool import ScorerPool
 from services.reward.score import GroupScorer
 from services.reward.stats import RewardStats
@@ -59,9 +60,7 @@ class Run:
 
 
 @asynccontextmanager
-async def working(
-    run, *scorers, consumer="reward-1", concurrent_groups=8, heartbeat_seconds=0.1, drain_seconds=2.0, **options
-):
+async def working(run, *scorers, concurrent_groups=8, **options):
     config = RewardConfig(
         scorers=[{"name": name} for name in scorers],
         concurrent_groups=concurrent_groups,
@@ -70,17 +69,16 @@ async def working(
     stats = RewardStats()
     pool = ScorerPool(config.scorers, workers=2, timeout_seconds=config.timeout_seconds)
     await pool.start()
-    worker = RewardWorker(
-        run.streams.samples(consumer),
-        run.streams.scored(consumer),
-        GroupScorer(config, pool, stats, consumer),
-        concurrent_groups=concurrent_groups,
-        heartbeat_seconds=heartbeat_seconds,
+    loop = Consumer(
+        run.streams.samples("reward-1"),
+        run.streams.scored("reward-1"),
+        GroupScorer(config, pool, stats, "reward-1").handle,
+        concurrency=concurrent_groups,
         outages=Outages(limit_seconds=30),
-        drain_seconds=drain_seconds,
+        grace_seconds=2.0,
     )
     stop = asyncio.Event()
-    running = asyncio.create_task(worker.run(stop))
+    running = asyncio.create_task(loop.run(stop))
     try:
         yield stats
     finally:
@@ -145,69 +143,3 @@ async def test_a_hanging_sample_costs_its_own_group_only(run):
         await run.until(lambda: run.samples.depth() == 0)
     assert sorted(run.scored_ids()) == [f"fine-{number}" for number in range(5)]
     assert run.dead()["hangs"].code == "scorer_timeout"
-
-
-async def test_a_group_in_work_is_not_claimed_by_another(run):
-    run.submit("slow", ["x"], {"seconds": 1.5})
-    async with working(run, "tests.support.reward_test_scorers:sleepy"):
-        await run.until(lambda: run.samples.pending() == 1)
-        other = run.streams.samples("other")
-        while not run.scored_ids():
-            assert await asyncio.to_thread(other.read, 1, 0.1) == []
-    assert run.scored_ids() == ["slow"]
-
-
-async def test_a_saturated_worker_outlives_a_flushed_redis(run):
-    run.submit("slow", ["x"], {"seconds": 0.6})
-    async with working(run, "tests.support.reward_test_scorers:sleepy", concurrent_groups=1, heartbeat_seconds=0.05):
-        await run.until(lambda: run.samples.pending() == 1)
-        run.client.flushall()
-        await run.until(lambda: run.scored_ids() == ["slow"])
-        run.submit("after", ["x"], {"seconds": 0})
-        await run.until(lambda: run.scored_ids() == ["slow", "after"])
-
-
-async def test_what_a_stopped_worker_had_not_finished_is_finished_by_another(run):
-    run.submit("slow", ["x"], {"seconds": 0.6})
-    async with working(run, "tests.support.reward_test_scorers:sleepy", consumer="reward-1", drain_seconds=0.1):
-        await run.until(lambda: run.samples.pending() == 1)
-    assert run.scored_ids() == []
-    assert run.samples.pending() == 1
-    async with working(run, "tests.support.reward_test_scorers:sleepy", consumer="reward-2"):
-        await run.until(lambda: run.samples.depth() == 0)
-    (scored,) = run.scored.scan()
-    assert scored.reward_id == "reward-2"
-
-
-async def test_no_more_groups_than_allowed_are_taken(run):
-    for number in range(6):
-        run.submit(f"g{number}", ["x"], {"seconds": 0.2})
-    async with working(run, "tests.support.reward_test_scorers:sleepy", concurrent_groups=2) as stats:
-        most = 0
-        while len(run.scored_ids()) < 6:
-            most = max(most, stats.running)
-            assert await asyncio.to_thread(run.samples.pending) <= 2
-        assert most == 2
-
-
-async def test_a_full_redis_costs_no_group_and_does_not_end_the_service(run):
-    """For longer than an entry may be idle."""
-
-    def outages():
-        return REGISTRY.get_sample_value("trivet_outages_total", {"code": "redis_memory"}) or 0.0
-
-    before = outages()
-    async with working(run, "exact_match"):
-        run.submit("g", ["12", "21"])
-        run.submit("bad", ["12"], {"no": "answer"})
-        run.client.config_set("maxmemory", 1)
-        try:
-            await run.until(
-                lambda: REGISTRY.get_sample_value("trivet_outages_total", {"code": "redis_memory"}) != before
-            )
-            await asyncio.sleep(1.5)
-        finally:
-            run.client.config_set("maxmemory", 0)
-        await run.until(lambda: run.samples.depth() == 0)
-    assert run.scored_ids() == ["g"]
-    assert {group: letter.code for group, letter in run.dead().items()} == {"bad": "scorer_metadata"}
