@@ -2,6 +2,7 @@
 
 import errno
 import os
+import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple, Protocol, cast
@@ -13,9 +14,21 @@ from fsspec.implementations.local import LocalFileSystem
 from trivet.v1 import tensor_pb2
 
 from services.common import metrics
-from services.common.config import BlobConfig
-from services.common.errors import InvalidData, Outage, Unavailable
+from services.common.config import BlobConfig, ConfigError
+from services.common.errors import InvalidData, Outage, Unavailable, one_sentence
 from services.common.logs import get_logger
+from services.common.secrets import without_password
+
+# An unknown scheme or one whose package is missing, a place that is not there, no permission, a store only to read.
+_UNUSABLE = (
+    ValueError,
+    ImportError,
+    FileNotFoundError,
+    NotADirectoryError,
+    FileExistsError,
+    PermissionError,
+    NotImplementedError,
+)
 
 log = get_logger(__name__)
 
@@ -77,13 +90,18 @@ class FsspecBlobs:
     """A store's own retries are what is tried; its credentials and address come from the environment, as it wants."""
 
     def __init__(self, config: BlobConfig, run: str) -> None:
+        """Raises ConfigError for a store that cannot be used, Unavailable for one that does not answer."""
         self._config = config
-        self._files, root = cast(tuple[Any, str], fsspec.core.url_to_fs(config.url))
-        self._root = f"{root.rstrip('/')}/{run}"
-        self._local = isinstance(self._files, LocalFileSystem)
-        # An object store has no directories; asking for one would make a bucket of a misspelt name.
-        if self._local:
-            self._files.makedirs(self._root, exist_ok=True)
+        with _opening(config.url):
+            self._files, root = cast(tuple[Any, str], fsspec.core.url_to_fs(config.url))
+            self._root = f"{root.rstrip('/')}/{run}"
+            self._local = isinstance(self._files, LocalFileSystem)
+            # An object store has no directories; asking for one would make a bucket of a misspelt name.
+            if self._local:
+                self._files.makedirs(self._root, exist_ok=True)
+            probe = self._path(f"probe-{uuid.uuid4().hex}")
+            self._files.pipe_file(probe, b"probe")
+        self._remove([probe])
 
     def put(self, sample_id: str, data: bytes) -> tensor_pb2.BlobReference:
         reference = _reference(self._path(sample_id), data, self._config.max_bytes)
@@ -130,6 +148,21 @@ class FsspecBlobs:
         if self._local and os.path.islink(key):
             raise _foreign(blob, "a file, not a symbolic link")
         return key
+
+
+@contextmanager
+def _opening(url: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # as in _naming
+        if isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}:
+            raise Outage("blob_store", f"blobs.url: {one_sentence(error)}") from error
+        sentence = without_password(
+            f"blobs.url is {url!r}, expected a store that can be written ({one_sentence(error)})"
+        )
+        if isinstance(error, _UNUSABLE):
+            raise ConfigError(sentence) from error
+        raise Unavailable("blob_store", sentence) from error
 
 
 @contextmanager

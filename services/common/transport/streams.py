@@ -14,15 +14,15 @@ from trivet.v1 import sample_pb2
 
 from services.common import metrics
 from services.common.config import RedisConfig
-from services.common.errors import InvalidData, TrivetError
+from services.common.errors import InvalidData, TrivetError, Unavailable
 from services.common.transport.client import MAX_BLOCK_SECONDS
 from services.common.transport.dead_letters import FIELD, DeadLetters, dead_letter, parse_entry
 
 M = TypeVar("M", bound=Message)
 N = TypeVar("N", bound=Message)
 
-# Longer than the read of a consumer that claims blocks: Redis was away.
-SILENCE_SECONDS = 1.0
+# A call that takes longer, blocking aside, has met an outage.
+SLOW_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Stream(Generic[M]):
         self.group, self.consumer, self.config = group, consumer, config
         self._dead_letters, self._claims = dead_letters, claims
         self._claim_cursor = "0-0"
-        self._next_claim = self._last_answer = time.monotonic()
+        self._next_claim = 0.0
         self.label = name.rpartition(":")[2]
         self._ensure_group()
 
@@ -144,23 +144,15 @@ class Stream(Generic[M]):
 
     def pending(self) -> int:
         summary: Any = {"pending": 0}
-        with self._rebuilding():
+        with self._calling():
             summary = self.client.xpending(self.name, self.group)
         return int(summary["pending"])
 
     def _hold(self, ids: Iterable[str], **options: Any) -> None:
         listed: list[Any] = list(ids)
         if listed:
-            with self._rebuilding():
+            with self._calling():
                 self.client.xclaim(self.name, self.group, self.consumer, 0, listed, justid=True, **options)
-            self._answered()
-
-    def _answered(self) -> None:
-        """After a silence nobody is claimed from until everybody has had the time to touch what it holds."""
-        now, idle = time.monotonic(), self.config.claim_idle_seconds
-        if now - self._last_answer > max(SILENCE_SECONDS, idle / 2):
-            self._next_claim = now + idle
-        self._last_answer = now
 
     def _ensure_group(self) -> None:
         try:
@@ -171,36 +163,45 @@ class Stream(Generic[M]):
 
     def _read_group(self, count: int, block: int) -> list[Any]:
         reply: Any = None
-        with self._rebuilding():
+        with self._calling(block / 1000):
             reply = self.client.xreadgroup(self.group, self.consumer, {self.name: ">"}, count=count, block=block)
-        self._answered()
         if not reply:
             return []
         streams = reply.values() if isinstance(reply, dict) else [rows for _, rows in cast(list[Any], reply)]
         return [row for rows in streams for row in rows]
 
     @contextmanager
-    def _rebuilding(self) -> Iterator[None]:
-        """Recreates a group that Redis lost (flushed, restarted empty); the operation then found an empty stream."""
+    def _calling(self, block_seconds: float = 0.0) -> Iterator[None]:
+        """Recreates a group that Redis lost (flushed, restarted empty); the operation then found an empty stream.
+
+        After an outage nothing is claimed before everybody has had the time to touch what it holds.
+        """
+        idle = self.config.claim_idle_seconds
+        outage_at = time.monotonic() + block_seconds + max(SLOW_SECONDS, idle / 2)
         try:
             yield
+        except Unavailable:
+            outage_at = 0.0
+            raise
         except ResponseError as error:
             # A pipeline puts its own words before it.
             if "NOGROUP" not in str(error):
                 raise
             metrics.STREAM_REBUILDS.labels(self.label).inc()
             self._ensure_group()
+        finally:
+            if time.monotonic() > outage_at:
+                self._next_claim = time.monotonic() + idle
 
     def _claim(self, count: int) -> list[Entry[M]]:
         if count < 1 or time.monotonic() < self._next_claim:
             return []
         idle = round(self.config.claim_idle_seconds * 1000)
         cursor, rows = b"0-0", []
-        with self._rebuilding():
+        with self._calling():
             cursor, rows, *_ = self.client.xautoclaim(
                 self.name, self.group, self.consumer, idle, self._claim_cursor, count=count
             )
-        self._answered()
         deliveries = {row[0]: found["times_delivered"] for row in rows if (found := self._pending(row[0], row[0]))}
         if time.monotonic() < self._next_claim:
             # The claim itself waited for Redis: those it was meant for could not touch the entries.
@@ -216,7 +217,7 @@ class Stream(Generic[M]):
     def _pending(self, start: Any, end: Any, consumer: str | None = None) -> dict[str, Any] | None:
         """The first pending entry from `start` to `end`."""
         found: Any = []
-        with self._rebuilding():
+        with self._calling():
             found = self.client.xpending_range(self.name, self.group, start, end, 1, consumername=consumer)
         return found[0] if found else None
 

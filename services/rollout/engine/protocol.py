@@ -57,7 +57,8 @@ class EngineSample:
 
 class Engine(Protocol):
     async def launch(self) -> None:
-        """Loads the model; takes seconds to minutes. Raises ConfigError for options that cannot work together."""
+        """Loads the model; takes seconds to minutes. Raises ConfigError for options that cannot work together,
+        Unavailable where the engine does not start."""
 
     @property
     def weights(self) -> weights_pb2.WeightVersion:

@@ -16,6 +16,7 @@ from services.common.config import Config, ConfigError
 from services.rollout.engine.protocol import EngineFailed
 from services.rollout.vllm_engine.arguments import Capture, base_arguments, capture_arguments
 from services.rollout.vllm_engine.limits import seed_refusal
+from services.rollout.vllm_engine.start_failure import naming_failure
 from services.rollout.vllm_engine.weight_update import check_reload
 
 SHUTDOWN_SECONDS = 1.0
@@ -45,15 +46,16 @@ class Launcher:
         self._closed = False
 
     async def launch(self) -> Launched:
-        """Raises ConfigError for options that cannot work together, and whatever vLLM raises."""
-        self._building = asyncio.create_task(asyncio.to_thread(self._build))
-        llm, capture = await asyncio.shield(self._building)
-        self._building = None
-        try:
-            return await self._examine(llm, capture)
-        except BaseException:
-            await end(llm)
-            raise
+        """Raises ConfigError for options that cannot work together, Unavailable with vLLM's reason for the rest."""
+        with naming_failure():
+            self._building = asyncio.create_task(asyncio.to_thread(self._build))
+            llm, capture = await asyncio.shield(self._building)
+            self._building = None
+            try:
+                return await self._examine(llm, capture)
+            except BaseException:
+                await end(llm)
+                raise
 
     async def close(self) -> AsyncLLM | None:
         """No more launches. Returns the engine of a launch that could not be ended any more.

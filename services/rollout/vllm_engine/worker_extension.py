@@ -18,6 +18,10 @@ from services.rollout.capture.captured import CapturedRequest, CapturedRequests,
 from services.rollout.vllm_engine.arguments import CAPTURE_KEY
 from services.rollout.vllm_engine.cpu_reload import pack_experts_on_reload, pack_heads
 from services.rollout.vllm_engine.cuda_ipc import opened_by_vllm
+from services.rollout.vllm_engine.start_failure import keep_first_failure
+
+# vLLM imports this module in each of its processes before it loads the model.
+keep_first_failure()
 
 
 class CaptureExtension:

@@ -1,10 +1,13 @@
+import errno
+
 import boto3
 import pytest
+from fsspec.implementations.local import LocalFileSystem
 from moto.server import ThreadedMotoServer
 
 from services.common import metrics
-from services.common.config import BlobConfig
-from services.common.errors import InvalidData, Unavailable
+from services.common.config import BlobConfig, ConfigError
+from services.common.errors import InvalidData, Outage, Unavailable
 from services.common.transport.blobs import Blob, open_blobs
 
 BUCKET = "blobs"
@@ -84,11 +87,52 @@ def test_a_forgotten_blob_expires(redis_client):
     assert 0 < redis_client.ttl(reference.key) <= 50
 
 
-def test_an_object_store_that_refuses_is_unavailable_and_makes_no_bucket(object_store, redis_client):
-    blobs = open_blobs(BlobConfig(url="s3://misspelt/replay", max_bytes=100), redis_client, "run")
-    with pytest.raises(Unavailable, match="misspelt/replay/run/g0_0_0-[0-9a-f]{16} could not be written"):
-        blobs.put("g0/0/0", b"one")
+def test_a_misspelt_bucket_is_refused_and_not_made(object_store, redis_client):
+    with pytest.raises(ConfigError, match="blobs.url is 's3://misspelt/replay', expected a store that can be written"):
+        open_blobs(BlobConfig(url="s3://misspelt/replay"), redis_client, "run")
     assert [bucket["Name"] for bucket in boto3.client("s3").list_buckets()["Buckets"]] == [BUCKET]
+
+
+@pytest.mark.parametrize(
+    ("url", "kind", "words"),
+    [
+        ("s4://bucket/replay", ConfigError, "Protocol not known"),
+        ("file://{path}/a-file/blobs", ConfigError, "Not a directory"),
+        ("file:///proc/blobs", ConfigError, "No such file"),
+        ("http://user:hunter2@127.0.0.1:1/replay", Unavailable, "Cannot connect"),
+    ],
+)
+def test_a_store_that_cannot_be_used_is_refused_as_it_is_opened(tmp_path, redis_client, url, kind, words):
+    (tmp_path / "a-file").touch()
+    url = url.format(path=tmp_path)
+    with pytest.raises(kind, match=words) as refusal:
+        open_blobs(BlobConfig(url=url), redis_client, "run")
+    assert str(refusal.value).startswith(f"blobs.url is {url.replace('user:hunter2', '***')!r}, expected a store")
+    assert "hunter2" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (PermissionError(errno.EACCES, "Permission denied"), ConfigError),
+        (TimeoutError("no answer"), Unavailable),
+        (OSError(errno.ENOSPC, "No space left on device"), Outage),
+    ],
+)
+def test_a_store_that_does_not_take_a_blob_is_refused_as_it_is_opened(tmp_path, redis_client, monkeypatch, error, kind):
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr(LocalFileSystem, "pipe_file", fail)
+    with pytest.raises(kind, match="blobs.url") as refusal:
+        open_blobs(BlobConfig(url=f"file://{tmp_path}/blobs"), redis_client, "run")
+    # Only what is full is waited for.
+    assert isinstance(refusal.value, Outage) == (kind is Outage)
+
+
+def test_opening_a_store_leaves_nothing_in_it(tmp_path, redis_client):
+    open_blobs(BlobConfig(url=f"file://{tmp_path}/blobs"), redis_client, "run")
+    assert list((tmp_path / "blobs/run").iterdir()) == []
 
 
 def test_a_store_out_of_reach_is_unavailable_and_leaves_blobs_behind(tmp_path, redis_client, monkeypatch):

@@ -93,7 +93,7 @@ async def test_evaluation_is_sampled_without_recording(rollout):
     [
         ({"token_ids": list(range(15))}, "prompt_too_long"),
         ({"token_ids": []}, "prompt_empty"),
-        ({"token_ids": [1, 500]}, "token_out_of_vocabulary"),
+        ({"token_ids": [1, 500]}, "token_out_of_range"),
     ],
 )
 async def test_a_bad_prompt_has_failed(rollout, changes, code):
