@@ -85,6 +85,7 @@ class Consumer(Generic[M, N]):
         """
         stopping, touching = asyncio.create_task(stop.wait()), asyncio.create_task(self._touch())
         reading: asyncio.Task[list[Entry[M]]] | None = None
+        unstarted: list[Entry[M]] = []
         try:
             while not stop.is_set():
                 room = self._concurrency - len(self._held)
@@ -93,20 +94,20 @@ class Consumer(Generic[M, N]):
                 waited_for = {stopping, touching, *self._tasks(), *([reading] if reading else [])}
                 await asyncio.wait(waited_for, timeout=READ_SECONDS, return_when=asyncio.FIRST_COMPLETED)
                 self._collect(touching)
-                if reading is not None and reading.done():
+                if reading is not None and reading.done() and not stop.is_set():
                     self._start(reading.result())
                     reading = None
             if reading is not None:
                 # Nobody would know of what it still gets.
                 await asyncio.wait({reading}, timeout=2 * READ_SECONDS)
-                self._start(reading.result() if reading.done() else [])
+                unstarted = reading.result() if reading.done() else []
             if self._held:
                 await asyncio.wait(self._tasks(), timeout=self._grace_seconds)
             self._collect(touching)
         finally:
             for task in (stopping, touching, *([reading] if reading else [])):
                 task.cancel()
-            await self._give_back()
+            await self._give_back(unstarted)
 
     def _tasks(self) -> set[asyncio.Task[None]]:
         return {task for _, task in self._held.values()}
@@ -139,11 +140,11 @@ class Consumer(Generic[M, N]):
         elif isinstance(outcome, GivenBack):
             await self._in_thread(self._source.release, [entry])
 
-    async def _give_back(self) -> None:
+    async def _give_back(self, unstarted: list[Entry[M]]) -> None:
         held, self._held = self._held, {}
         for _, task in held.values():
             task.cancel()
-        left = [entry for entry, task in held.values() if _is_innocent(task)]
+        left = [*unstarted, *(entry for entry, task in held.values() if _is_innocent(task))]
         await asyncio.gather(*(task for _, task in held.values()), return_exceptions=True)
         if not left:
             return

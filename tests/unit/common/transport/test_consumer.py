@@ -17,6 +17,8 @@ from tests.support.broker import Broker
 
 pytestmark = pytest.mark.timeout(60)
 
+# After so long Redis gives an entry away.
+IDLE_SECONDS = 0.8
 ERROR = TrivetError("a_code", "a reason")
 
 
@@ -74,9 +76,13 @@ class Run:
 
 
 @pytest.fixture
-async def run(redis_client, redis_config):
-    """Redis gives an entry away after 0.2 s."""
-    run = Run(redis_client, redis_config)
+def config(redis_config):
+    return redis_config.model_copy(update={"claim_idle_seconds": IDLE_SECONDS})
+
+
+@pytest.fixture
+async def run(redis_client, config):
+    run = Run(redis_client, config)
     run.task = asyncio.create_task(run.consumer.run(run.stop))
     yield run
     run.gate.set()
@@ -148,7 +154,7 @@ async def test_what_takes_long_is_not_claimed_by_another(run):
     run.add("g")
     await run.until(lambda: run.running == 1)
     other = run.streams.prompts("b")
-    until = time.monotonic() + 1
+    until = time.monotonic() + 2 * IDLE_SECONDS
     while time.monotonic() < until:
         assert await asyncio.to_thread(other.read, 5, 0.05) == []
     run.gate.set()
@@ -176,8 +182,8 @@ async def test_nothing_is_taken_meanwhile_and_what_was_is_finished(run, how):
     await run.until_finished("before", "after")
 
 
-async def test_a_stop_finishes_what_it_can(redis_client, redis_config):
-    run = Run(redis_client, redis_config, grace_seconds=10)
+async def test_a_stop_finishes_what_it_can(redis_client, config):
+    run = Run(redis_client, config, grace_seconds=10)
     task = asyncio.create_task(run.consumer.run(run.stop))
     run.gate.clear()
     run.add("g")
@@ -201,27 +207,28 @@ async def test_a_stop_gives_back_the_rest(run):
     assert [(entry.message.group_id, entry.deliveries) for entry in entries] == [("g1", 1), ("g2", 1)]
 
 
-async def test_what_a_stop_finds_just_read_is_given_back(run, monkeypatch):
-    read = run.consumer._source.read
+async def test_what_a_stop_finds_just_read_is_given_back(redis_client, config, monkeypatch):
+    run = Run(redis_client, config)
+    read, loop = run.consumer._source.read, asyncio.get_running_loop()
 
     def late(*arguments):
-        run.stop.set()
+        loop.call_soon_threadsafe(run.stop.set)
         return read(*arguments)
 
-    run.gate.clear()
     monkeypatch.setattr(run.consumer._source, "read", late)
     run.add("g")
-    await run.task
+    await run.consumer.run(run.stop)
     entries = await asyncio.to_thread(run.streams.prompts("b").read, 5, 0.1)
     assert [(entry.message.group_id, entry.deliveries) for entry in entries] == [("g", 1)]
+    assert run.handled == []
 
 
 @pytest.mark.parametrize(
     ("error", "deliveries"), [(ZeroDivisionError("a bug"), 2), (Unavailable("scorers", "no process starts"), 1)]
 )
-async def test_what_a_handler_raises_ends_the_consumer(redis_client, redis_config, error, deliveries):
+async def test_what_a_handler_raises_ends_the_consumer(redis_client, config, error, deliveries):
     """The entry's delivery counts unless the handler only waited for something."""
-    run = Run(redis_client, redis_config)
+    run = Run(redis_client, config)
     run.outcomes = {"g": [error]}
     run.add("g")
     with pytest.raises(type(error), match=str(error)):
@@ -243,7 +250,7 @@ async def test_a_full_redis_costs_no_entry_and_does_not_end_the_consumer(run):
     try:
         run.gate.set()
         await run.until(lambda: run.outages.problem is not None)
-        await asyncio.sleep(1.0)
+        await asyncio.sleep(2 * IDLE_SECONDS)
     finally:
         run.client.config_set("maxmemory", 0)
     await run.until_finished("g")
@@ -252,8 +259,8 @@ async def test_a_full_redis_costs_no_entry_and_does_not_end_the_consumer(run):
     assert len(run.handled) == 2
 
 
-async def test_a_full_consumer_outlives_a_flushed_redis(redis_client, redis_config):
-    run = Run(redis_client, redis_config, concurrency=1)
+async def test_a_full_consumer_outlives_a_flushed_redis(redis_client, config):
+    run = Run(redis_client, config, concurrency=1)
     task = asyncio.create_task(run.consumer.run(run.stop))
     run.gate.clear()
     run.add("g")
@@ -306,8 +313,8 @@ async def test_a_stop_does_not_wait_for_redis(broker):
         assert time.monotonic() - started < 4
 
 
-async def test_an_outage_over_the_limit_ends_the_consumer(redis_client, redis_config, monkeypatch):
-    run = Run(redis_client, redis_config, limit_seconds=0.0)
+async def test_an_outage_over_the_limit_ends_the_consumer(redis_client, config, monkeypatch):
+    run = Run(redis_client, config, limit_seconds=0.0)
 
     def full(*_):
         raise Outage("redis_memory", "Redis is full")

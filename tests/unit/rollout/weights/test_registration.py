@@ -2,7 +2,9 @@ import asyncio
 
 import pytest
 
-from services.common.config import ServerConfig
+from services.common.config import RedisConfig, ServerConfig
+from services.common.errors import Outage, Unreachable
+from services.common.transport.client import connect
 from services.common.transport.outages import Outages
 from services.common.transport.rollout_registry import RolloutRegistry
 from services.rollout.weights import registration as module
@@ -42,6 +44,25 @@ async def test_a_rollout_is_there_while_its_engine_is_and_leaves_when_it_goes(re
     assert registry.alive() == []
 
 
+async def test_an_outage_does_not_end_it_though_the_engine_is_away(monkeypatch):
+    monkeypatch.setattr(module, "BEAT_SECONDS", 0.01)
+    calls = []
+    failures = [Unreachable("redis_unreachable", "connection refused"), Outage("redis_loading", "LOADING")]
+
+    class Registry:
+        def remove(self, rollout_id):
+            if failures:
+                raise failures.pop()
+            calls.append(f"{rollout_id} removed")
+
+    engine, outages = FakeEngine(), Outages(10, (Outage, Unreachable))
+    engine.problem = "engine restarts"
+    task = asyncio.create_task(Registration(Registry(), engine, rollout_id="r1", address="a", outages=outages).run())
+    await until(lambda: calls and outages.problem is None)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
 @pytest.mark.parametrize(
     ("host", "address"),
     [("10.1.2.3", "10.1.2.3:7"), ("localhost", "localhost:7"), ("::1", "[::1]:7"), ("0.0.0.0", "127.0.0.1:7")],
@@ -51,3 +72,9 @@ def test_the_address_is_the_one_that_others_reach(redis_client, host, address):
     redis_client.ping()
     assert reachable_address(ServerConfig(host=host), 7, redis_client) == address
     assert redis_client.ping()
+
+
+def test_without_redis_there_is_no_address_yet():
+    client = connect(RedisConfig(url="redis://127.0.0.1:1/0", retry_seconds=0.5))
+    with pytest.raises(Unreachable):
+        reachable_address(ServerConfig(host="0.0.0.0"), 7, client)
