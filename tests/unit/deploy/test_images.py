@@ -121,7 +121,11 @@ def test_the_lists_of_the_images_are_complete(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "modules", "base"),
     [
-        ("reward", ["services.reward.__main__", "services.reward.consumer", "services.reward.scorers"], set()),
+        (
+            "reward",
+            ["services.reward.__main__", "services.common.transport.consumer", "services.reward.scorers"],
+            set(),
+        ),
         ("rollout", ["services.rollout.__main__"], {"torch"}),
         ("rollout-cpu", ["services.rollout.__main__", "services.rollout.vllm_engine.engine"], {"torch"}),
         (
