@@ -39,7 +39,6 @@ def naming_failure() -> Iterator[None]:
     with tempfile.TemporaryDirectory(prefix="trivet-vllm-") as directory:
         file = Path(directory) / "reason"
         os.environ[_VARIABLE] = str(file)
-        keep_first_failure()
         try:
             yield
         except (TrivetError, ConfigError):

@@ -20,7 +20,7 @@ from services.rollout.vllm_engine.cpu_reload import pack_experts_on_reload, pack
 from services.rollout.vllm_engine.cuda_ipc import opened_by_vllm
 from services.rollout.vllm_engine.start_failure import keep_first_failure
 
-# vLLM imports this module in each of its processes before it loads the model.
+# vLLM imports this module in each of its processes, once it has set up logging and before it loads the model.
 keep_first_failure()
 
 
