@@ -17,7 +17,7 @@ from services.common import metrics
 from services.common.config import BlobConfig, ConfigError
 from services.common.errors import InvalidData, Outage, Unavailable, one_sentence
 from services.common.logs import get_logger
-from services.common.secrets import without_password
+from services.common.secrets import without_secrets
 
 # An unknown scheme or one whose package is missing, a place that is not there, no permission, a store only to read.
 _UNUSABLE = (
@@ -157,7 +157,7 @@ def _opening(url: str) -> Iterator[None]:
     except Exception as error:  # as in _naming
         if isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}:
             raise Outage("blob_store", f"blobs.url: {one_sentence(error)}") from error
-        sentence = without_password(
+        sentence = without_secrets(
             f"blobs.url is {url!r}, expected a store that can be written ({one_sentence(error)})"
         )
         if isinstance(error, _UNUSABLE):

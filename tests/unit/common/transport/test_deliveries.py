@@ -54,11 +54,11 @@ def test_a_call_that_is_repeated_over_an_outage_counts_one_delivery(broker, monk
     monkeypatch.setattr(client_module, "SOCKET_TIMEOUT_SECONDS", 0.2)
     streams = RunStreams(connect(broker.config), "run", broker.config)
     first = streams.scored("trainer")
-    for issue in range(2):
-        first.add(sample_pb2.ScoredGroup(group=sample_pb2.Group(prompt=sample_pb2.Prompt(issue=issue))))
+    for request in range(2):
+        first.add(sample_pb2.ScoredGroup(group=sample_pb2.Group(prompt=sample_pb2.Prompt(request=request))))
     first.read(2, 0.1)
     again = streams.scored("trainer")
     with broker.silent(1.0):
-        recovered = [entry.message.group.prompt.issue for entry in again.recover()]
+        recovered = [entry.message.group.prompt.request for entry in again.recover()]
     assert recovered == [0, 1]
     assert DeadLetters(broker.client, "run").read() == []
