@@ -127,7 +127,9 @@ class Stream(Generic[M]):
             pipe.execute()
 
     def dead_letter(self, entry: Entry[M], error: TrivetError) -> None:
-        self._dead_letter(entry.id, entry.message.SerializeToString(), prompt_of(entry.message), entry.deliveries, error)
+        self._dead_letter(
+            entry.id, entry.message.SerializeToString(), prompt_of(entry.message), entry.deliveries, error
+        )
 
     def scan(self) -> Iterable[M]:
         """Every parsable message in the stream, read or not, without taking any."""

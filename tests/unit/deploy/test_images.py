@@ -1,3 +1,4 @@
+import json
 import os
 import re
 import subprocess
@@ -8,7 +9,6 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-from setuptools.config.pyprojecttoml import read_configuration
 
 from services import __version__
 from tests.support.compose_file import BOUGHT, DEPLOY, FILES, OWN, ROOT, program, services
@@ -30,7 +30,14 @@ def test_a_gpu_is_checked_with_the_engines_of_the_lock() -> None:
 
 
 def test_the_package_declares_the_same_lists() -> None:
-    declared = read_configuration(ROOT / "pyproject.toml")["project"]
+    # In a process of its own: setuptools puts the packages that it brings along on the path of whoever imports it.
+    code = (
+        "import json; from setuptools.config.pyprojecttoml import read_configuration;"
+        "project = read_configuration('pyproject.toml')['project'];"
+        "print(json.dumps({key: project[key] for key in ('dependencies', 'optional_dependencies')}))"
+    )
+    command = [sys.executable, "-W", "ignore", "-c", code]
+    declared = json.loads(subprocess.run(command, cwd=ROOT, capture_output=True, timeout=60, check=True).stdout)
     extras = declared["optional_dependencies"]
 
     assert set(map(Requirement, declared["dependencies"])) == set(wanted(lists() / "service.in"))
