@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from benchmarks.gpu_probes import MAX_LENGTH, PROBES, Device, Place, Skipped
+from benchmarks.gpu_probes import PROBES
+from benchmarks.probe_parts import MAX_LENGTH, Device, Place, Skipped
 from services.common.run_files.audit_report import AuditReport
 
 ROOT = Path(__file__).parents[1]

@@ -3,56 +3,30 @@
 import asyncio
 import importlib.util
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 import torch
-from trivet.v1 import sample_pb2
 
-from services.common.config import Config, parse_config
+from benchmarks.probe_parts import (
+    PROMPT,
+    TOP_K,
+    Place,
+    Skipped,
+    configuration,
+    count_mixed,
+    sampling_parameters,
+    under_way,
+)
+from benchmarks.transfer_probe import hands_over
 from services.common.wire.replay_data import CandidateSets, Replay
 
-Device = Literal["cuda", "cpu"]
 Capture = Literal["native", "worker_extension"]
-TOP_K, PROMPT = 20, [5, 20, 33, 41, 60, 72, 80, 91]
-MAX_LENGTH = 512
-# Long enough to be under way whenever an update comes.
-LONG = 480
 LENGTHS = ((4, 9), (7, 3), (5, 16), (9, 6))
 # Largest |log-prob| apart between two attentions in bfloat16, in nats.
 FLASH_TOLERANCE = 0.1
 FLASH_COSINE = 0.99
-
-
-class Skipped(Exception):
-    """Cannot be tried here; the message says why."""
-
-
-@dataclass(frozen=True)
-class Place:
-    directory: Path
-    device: Device
-
-    @property
-    def model(self) -> Path:
-        return self.directory / "model"
-
-
-def configuration(place: Place, dtype: str, *, stage: int = 1, **sections: dict[str, Any]) -> Config:
-    return parse_config(
-        {
-            "run": {"name": "gpu-check", "directory": str(place.directory / "runs")},
-            "model": {"path": str(place.model), "dtype": dtype, "max_length": MAX_LENGTH},
-            "data": {"train": {"kind": "jsonl", "path": str(place.model / "train.jsonl")}, "max_prompt_tokens": 32},
-            "sampling": {"max_tokens": 32, "top_k": TOP_K},
-            "rl_stability": {"unbiased_kl": {"enabled": False}},
-            "reward": {"scorers": [{"name": "exact_match"}]},
-            "trainer": {"device": place.device, "steps": 10, "zero_stage": stage, "tokens_per_microbatch": MAX_LENGTH},
-            **sections,
-        }
-    )
 
 
 def torch_sees(place: Place) -> str:
@@ -132,12 +106,6 @@ def samples_with(place: Place, capture: Capture) -> str:
     return asyncio.run(_engine(place, capture))
 
 
-def hands_over(place: Place, transfer: Literal["nccl", "ipc"]) -> str:
-    from benchmarks.transfer_probe import hands_over
-
-    return hands_over(place, transfer)
-
-
 async def _engine(place: Place, capture: Capture) -> str:
     from services.common.transport.weight_feed import describe_weights
     from services.rollout.vllm_engine.engine import VllmEngine
@@ -150,7 +118,7 @@ async def _engine(place: Place, capture: Capture) -> str:
             raise RuntimeError(f"capture is {engine.capture}, expected {capture}")
         (top_k, top_p) = [
             await engine.generate(PROMPT, sampling, [f"{name}/{i}" for i in range(4)], capture=True)
-            for name, sampling in (("k", _sampling(top_k=TOP_K)), ("p", _sampling(top_p=0.9)))
+            for name, sampling in (("k", sampling_parameters(top_k=TOP_K)), ("p", sampling_parameters(top_p=0.9)))
         ]
         for sample in top_k:
             _check_candidates(sample, at_most=TOP_K if place.device == "cuda" else None)
@@ -168,22 +136,6 @@ async def _update_in_flight(engine: Any, weights: Any) -> int:
     return count_mixed(await samples)
 
 
-async def under_way(engine: Any) -> "asyncio.Task[list[Any]]":
-    """Eight long samples that have begun: vLLM takes what came first first, and one that came later has ended."""
-    long = _sampling(top_k=TOP_K, max_tokens=LONG)
-    samples = asyncio.create_task(engine.generate(PROMPT, long, [f"u/{i}" for i in range(8)], capture=True))
-    await engine.generate(PROMPT, _sampling(top_k=TOP_K, max_tokens=1), ["first"], capture=True)
-    return samples
-
-
-def count_mixed(samples: list[Any]) -> int:
-    """How many began under version 0 and continued under version 1; raises if none did."""
-    mixed = [sample for sample in samples if [span.version for span in sample.spans] == [0, 1]]
-    if not mixed:
-        raise RuntimeError("no sample was under way when the weights changed, expected two versions in one")
-    return len(mixed)
-
-
 def _check_candidates(sample: Any, *, at_most: int | None) -> None:
     sets, offset = sample.replay.candidates, 0
     for token, count in zip(sample.token_ids, sets.counts, strict=True):
@@ -196,10 +148,6 @@ def _check_candidates(sample: Any, *, at_most: int | None) -> None:
             raise RuntimeError(f"{count} candidates under top_k {at_most}")
     if sample.replay.routing is None:
         raise RuntimeError("no routing was captured")
-
-
-def _sampling(*, top_k: int = 0, top_p: float = 1.0, max_tokens: int = 32) -> sample_pb2.SamplingParameters:
-    return sample_pb2.SamplingParameters(temperature=1.0, top_k=top_k, top_p=top_p, max_tokens=max_tokens)
 
 
 def _dtype(place: Place) -> str:
@@ -239,14 +187,14 @@ def _samples(layers: int, experts: int, chosen: int) -> list[Any]:
 PROBES: dict[str, Callable[[Place], str]] = {
     "torch": torch_sees,
     **{
-        f"trainer-zero{stage}-{dtype}": lambda place, stage=stage, dtype=dtype: trains(place, stage, dtype)  # type: ignore[misc]
+        f"trainer-zero{stage}-{dtype}": partial(trains, stage=stage, dtype=dtype)
         for stage in (1, 3)
         for dtype in ("float32", "bfloat16")
     },
-    "attention-varlen": lambda place: flash_equals_sdpa(place, "varlen"),
-    "attention-flash-attention-2": lambda place: flash_equals_sdpa(place, "flash_attention_2"),
-    "rollout-native": lambda place: samples_with(place, "native"),
-    "rollout-worker-extension": lambda place: samples_with(place, "worker_extension"),
-    "transfer-ipc": lambda place: hands_over(place, "ipc"),
-    "transfer-nccl": lambda place: hands_over(place, "nccl"),
+    "attention-varlen": partial(flash_equals_sdpa, attention="varlen"),
+    "attention-flash-attention-2": partial(flash_equals_sdpa, attention="flash_attention_2"),
+    "rollout-native": partial(samples_with, capture="native"),
+    "rollout-worker-extension": partial(samples_with, capture="worker_extension"),
+    "transfer-ipc": partial(hands_over, transfer="ipc"),
+    "transfer-nccl": partial(hands_over, transfer="nccl"),
 }

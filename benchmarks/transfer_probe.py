@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from trivet.v1 import rollout_pb2_grpc, weights_pb2
 
-from benchmarks.gpu_probes import Place, Skipped, configuration, count_mixed, under_way
+from benchmarks.probe_parts import Place, Skipped, configuration, count_mixed, under_way
 from services.common.config import ServerConfig
 from services.common.transport.outages import Outages
 
