@@ -3,7 +3,9 @@
 import typer
 import yaml
 
-from services.cli.shared.start import ConfigFile, Overrides, all_overrides, load, plain_console
+from services.cli.shared.output import plain_console
+from services.cli.shared.start import ConfigFile, Overrides, load
+from services.common.config import all_overrides
 from services.common.secrets import hidden
 
 config = typer.Typer(name="config", no_args_is_help=True, help="Inspect a run's configuration.")

@@ -11,11 +11,12 @@ from typing import Annotated, Any
 
 import typer
 
-from services.cli.shared.start import EXIT_USAGE, plain_console, say
+from services.cli.shared.output import plain_console, say
 from services.common.config import PreferenceSourceConfig, SourceConfig
 from services.common.data.model_path import check_model_path
 from services.common.data.rows import AnySource, Row, read_rows
 from services.common.errors import InvalidData, TrivetError
+from services.common.exit_codes import CONFIGURATION
 
 ROWS = 10_000
 SCHEMA = Path(__file__).parents[2] / "configs" / "run.schema.json"
@@ -53,7 +54,7 @@ def init(
     except (TrivetError, OSError) as error:
         # The reader of rows names the key of a YAML.
         say(console, str(error).replace("--dataset.path", "--dataset"), style="red")
-        raise typer.Exit(EXIT_USAGE) from error
+        raise typer.Exit(CONFIGURATION) from error
     say(console, f"✓ {file} is written. Next: trivet check {file}, then trivet up {file}", style="green")
 
 

@@ -11,6 +11,10 @@ class TrivetError(Exception):
         self.code = code
 
 
+class ConfigError(Exception):
+    """The configuration cannot be used; the message names each field, its value and what was expected."""
+
+
 class InvalidData(TrivetError):
     """A message or blob that breaks its contract. Trying again does not help."""
 

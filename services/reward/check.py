@@ -4,21 +4,19 @@ Scorers that are built in are asked about the first rows, as a row without an an
 them score three rows in a scorer process, with the limits and variables that they will have there.
 """
 
-import argparse
 import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 from trivet.v1 import reward_pb2, sample_pb2
 
-from services.common.config import Config, RewardConfig, ScorerConfig, SourceConfig, load_config
+from services.common.config import Config, RewardConfig, ScorerConfig, SourceConfig
 from services.common.data.rows import Row, metadata, read_rows
 from services.common.errors import InvalidData, TrivetError
 from services.common.run_files.check_report import CheckReport
-from services.common.serving.arguments import leave
+from services.common.serving.arguments import check_module
 from services.common.wire.group import sample_id
 from services.reward.isolation.containment import Containment, find_user
 from services.reward.isolation.pool import ScorerPool
@@ -143,14 +141,5 @@ def _score_nothing(scorer: Scorer, row: Row, prompt_field: str) -> float | Score
         return None
 
 
-def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m services.reward.check")
-    parser.add_argument("--config", required=True, metavar="FILE", help="the run's YAML")
-    parser.add_argument("--output", required=True, type=Path, metavar="FILE", help="where the report goes, as JSON")
-    arguments = parser.parse_args(argv)
-    arguments.output.write_text(report(load_config(arguments.config)).model_dump_json(), encoding="utf-8")
-
-
 if __name__ == "__main__":
-    main()
-    leave(0)
+    check_module("reward", report)

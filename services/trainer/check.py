@@ -3,16 +3,14 @@
 It loads no model, and looks at the first rows of large data only: the trainer itself looks at all of them as it starts.
 """
 
-import argparse
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 
-from services.common.config import Config, DataConfig, load_config
+from services.common.config import Config, DataConfig
 from services.common.data.rows import Row, need_column, read_rows
 from services.common.errors import InvalidData, TrivetError
 from services.common.run_files.check_report import CheckReport
-from services.common.serving.arguments import leave
+from services.common.serving.arguments import check_module
 from services.trainer.data.model_files import (
     check_model,
     model_paths,
@@ -110,14 +108,5 @@ def _problem(check: Callable[[], object]) -> list[str]:
     return []
 
 
-def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m services.trainer.check")
-    parser.add_argument("--config", required=True, metavar="FILE", help="the run's YAML")
-    parser.add_argument("--output", required=True, type=Path, metavar="FILE", help="where the report goes, as JSON")
-    arguments = parser.parse_args(argv)
-    arguments.output.write_text(report(load_config(arguments.config)).model_dump_json(), encoding="utf-8")
-
-
 if __name__ == "__main__":
-    main()
-    leave(0)
+    check_module("trainer", report)

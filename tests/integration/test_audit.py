@@ -13,8 +13,9 @@ import yaml
 from safetensors.numpy import load_file, save_file
 from trivet.v1 import rollout_pb2, rollout_pb2_grpc
 
-from services.cli.audit.processes import own_rollout, read_report
+from services.cli.audit.processes import own_rollout
 from services.common.config import load_config
+from services.common.run_files.audit_report import AuditReport
 from services.common.transport.weight_feed import describe_weights
 
 QUICKSTART = Path(__file__).parents[2] / "configs" / "quickstart.yaml"
@@ -52,7 +53,7 @@ def test_sampler_and_trainer_agree_and_the_mask_is_what_makes_them(config_file: 
     assert "✓ sampler and trainer agree" in ended.stdout
     assert leftovers.found() == []
 
-    report = read_report(config_file.parent / "runs" / "quickstart" / "audit.json")
+    report = AuditReport.read(config_file.parent / "runs" / "quickstart" / "audit.json")
     assert report.samples == 128
     assert (report.model_type, report.dtype, report.weights_version) == ("qwen3_moe", "float32", 0)
     assert report.configured == ("routing", "candidates")
@@ -85,7 +86,7 @@ def test_a_running_rollout_is_audited_under_the_weights_it_has(config_file: Path
         load_weights(address, published)
         ended = audit(config_file, "--rollout", address, "--samples", "32", token=TOKEN)
         assert ended.returncode == 0, ended.stdout + ended.stderr
-        report = read_report(config.run.path / "audit.json")
+        report = AuditReport.read(config.run.path / "audit.json")
         assert (report.weights_version, report.weights_path) == (7, published.path)
         assert report.row("routing", "candidates").difference_max <= 1e-5
 

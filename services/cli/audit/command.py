@@ -13,21 +13,13 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from services.cli.audit.processes import AuditFailed, measure, own_rollout
+from services.cli.audit.processes import measure, own_rollout
 from services.cli.audit.table import tables
 from services.cli.audit.verdict import DEFAULTS, Thresholds, failures
-from services.cli.shared.start import (
-    EXIT_FAILED,
-    EXIT_STOPPED,
-    EXIT_USAGE,
-    Overrides,
-    all_overrides,
-    load,
-    plain_console,
-    prepare,
-    say,
-)
-from services.common.config import Config
+from services.cli.shared.output import plain_console, say, say_verdict
+from services.cli.shared.start import Overrides, load, measuring, prepare
+from services.common.config import Config, all_overrides
+from services.common.exit_codes import NO_VERDICT
 from services.common.run_files.audit_report import AuditReport
 
 TOKEN_VARIABLE = "TRIVET_TOKEN"  # noqa: S105
@@ -65,7 +57,7 @@ def audit(
     limits = _limits(config, max_difference, ratio_error, max_kl, min_agreement)
     deadline = time.monotonic() + timeout
     output = output or config.run.path / "audit.json"
-    try:
+    with measuring(console, "no verdict: "):
         if rollout is None:
             _prepare(console, config)
             say(console, "starting a rollout …")
@@ -81,11 +73,6 @@ def audit(
                 # Empty: the configuration's own.
                 environment={TOKEN_VARIABLE: (token or "") if rollout else ""},
             )
-    except AuditFailed as error:
-        say(console, f"no verdict: {error}", style="red")
-        raise typer.Exit(EXIT_USAGE) from error
-    except KeyboardInterrupt:
-        raise typer.Exit(EXIT_STOPPED) from None
     raise typer.Exit(show(console, report, limits, output))
 
 
@@ -100,20 +87,16 @@ def show(console: Console, report: AuditReport, limits: Thresholds, output: Path
         say(console, f"{report.groups_left_out} groups left out: new weights arrived while they were drawn")
     for table in tables(report):
         console.print(table)
-    found = failures(report, limits)
-    for sentence in found:
-        say(console, f"✗ {sentence}", style="red")
-    if not found:
-        say(console, "✓ sampler and trainer agree", style="green")
+    status = say_verdict(console, failures(report, limits), "sampler and trainer agree")
     say(console, f"report  {output}")
-    return EXIT_FAILED if found else 0
+    return status
 
 
 def _prepare(console: Console, config: Config) -> None:
     try:
         prepare(console, config)
     except typer.Exit as ended:
-        raise typer.Exit(EXIT_USAGE) from ended
+        raise typer.Exit(NO_VERDICT) from ended
 
 
 def _limits(

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-from rich import box
 from rich.table import Table
 
+from services.cli.shared.output import plain_table
 from services.common.run_files.audit_report import AuditReport, CandidateFacts, Mismatch, ReplayKind
 
 
@@ -18,13 +18,9 @@ def tables(report: AuditReport) -> Iterator[Table]:
 
 def _mismatch(report: AuditReport) -> Table:
     """The row that the run trains with is bold, and marked for readers without colours."""
-    table = _table(f"Sampler against trainer, {report.tokens} tokens")
-    table.add_column("replay", no_wrap=True)
     levels = list(report.rows[0].difference_quantiles)
-    for name in ("|Δ| mean", *(f"{float(level):.0%}" for level in levels), "max"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("ratio", justify="right", no_wrap=True)
-    table.add_column("KL (k3)", justify="right", no_wrap=True)
+    sizes = ["|Δ| mean", *(f"{float(level):.0%}" for level in levels), "max"]
+    table = plain_table(f"Sampler against trainer, {report.tokens} tokens", "replay", *sizes, "ratio", "KL (k3)")
     for row in report.rows:
         is_configured = set(row.replayed) == set(report.configured)
         table.add_row(
@@ -51,29 +47,22 @@ def label(row: Mismatch, report: AuditReport) -> str:
 
 def _agreement(report: AuditReport) -> Table:
     """With replay a layer sees what the sampler's choice in the layers below it gave, without it its own."""
-    table = _table("Routing agreement, live choice against the sampler's")
-    table.add_column("MoE layer")
     columns = [row for row in (_with(report, "routing"), _without(report, "routing")) if row is not None]
-    for row in columns:
-        table.add_column("with replay" if "routing" in row.replayed else "no routing", justify="right")
+    headings = ["with replay" if "routing" in row.replayed else "no routing" for row in columns]
+    table = plain_table("Routing agreement, live choice against the sampler's", "MoE layer", *headings)
     for layer, shares in enumerate(zip(*(row.agreement for row in columns), strict=True)):
         table.add_row(str(layer), *(f"{share:.3%}" for share in shares))
     return table
 
 
 def _candidates(facts: CandidateFacts) -> Table:
-    table = _table("Candidate sets")
-    table.show_header = False
+    table = plain_table("Candidate sets")
     table.add_row("sampled token inside", f"{facts.inside} of {facts.positions}")
     table.add_row("size: smallest, mean, largest", f"{facts.size_min}, {facts.size_mean:.1f}, {facts.size_max}")
     summed = f"1 ± {_small(facts.sum_error_max)} ({facts.summed_positions} positions)"
     table.add_row("probabilities sum to", summed if facts.summed_positions else "not summed: sets too large")
     table.add_row("probability in the vocabulary: lowest, mean", f"{facts.mass_min:.4f}, {facts.mass_mean:.4f}")
     return table
-
-
-def _table(title: str) -> Table:
-    return Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), min_width=60)
 
 
 def _with(report: AuditReport, kind: ReplayKind) -> Mismatch | None:

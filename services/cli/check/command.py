@@ -16,8 +16,9 @@ import typer
 from rich.console import Console
 
 from services.cli.check.machine import machine_report
-from services.cli.shared.start import ConfigFile, Overrides, all_overrides, load, plain_console, say
-from services.common.config import Config
+from services.cli.shared.output import plain_console, say, say_verdict
+from services.cli.shared.start import ConfigFile, Overrides, load
+from services.common.config import Config, all_overrides
 from services.common.exit_codes import CONFIGURATION
 from services.common.run_files.check_report import CheckReport
 from services.common.run_files.lineage import without_addresses
@@ -36,7 +37,7 @@ def check(config_file: ConfigFile, overrides: Overrides = None) -> None:
     refuse_problems(console, config, starts=False)
     if config.prepare is not None and not config.prepare.done:
         say(console, f"not checked: model and data, which prepare.command has yet to make ({config.prepare.creates})")
-    say(console, "✓ nothing found that would keep the run from starting", style="green")
+    say_verdict(console, [], "nothing found that would keep the run from starting")
 
 
 def refuse_problems(console: Console, config: Config, *, starts: bool = True) -> None:
@@ -91,7 +92,7 @@ class _ServiceCheck:
         except subprocess.TimeoutExpired:
             return _failed(f"the {self._service}'s check did not end within {TIMEOUT_SECONDS:.0f} s")
         if status == 0:
-            return CheckReport.model_validate_json(self._report.read_text(encoding="utf-8"))
+            return CheckReport.read(self._report)
         said = self._log.read_text(encoding="utf-8", errors="replace").strip().splitlines() or ["it said nothing"]
         return _failed(f"the {self._service}'s check ended with status {status}: {said[-1]}")
 

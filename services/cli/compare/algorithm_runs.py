@@ -10,11 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from services.cli.shared.start import EXIT_STOPPED
-from services.common.config import Config, load_config
-from services.common.run_files.algorithm_switch import algorithm_overrides, overrides_by_algorithm
+from services.common.config import Config, load_config, overrides_by_algorithm, overrides_environment
+from services.common.run_files.algorithm_switch import algorithm_overrides
 from services.common.secrets import hidden_override
-from services.common.serving.arguments import overrides_environment
 from services.common.serving.signals import ending_signals
 
 
@@ -74,10 +72,6 @@ def train(config_file: Path, run: AlgorithmRun, fresh: bool) -> int:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def was_stopped(status: int) -> bool:
-    return status == EXIT_STOPPED
 
 
 def _slug(algorithm: str) -> str:

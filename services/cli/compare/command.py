@@ -6,33 +6,23 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from pydantic import ValidationError
 from rich.console import Console
 
-from services.cli.compare.algorithm_runs import AlgorithmRun, plan_runs, train, was_stopped
+from services.cli.compare.algorithm_runs import AlgorithmRun, plan_runs, train
 from services.cli.compare.curves import curve_table, plot_curves, summarize_run
 from services.cli.compare.plot import plot_comparison
 from services.cli.compare.table import compare_tables
-from services.cli.shared.start import (
-    EXIT_FAILED,
-    EXIT_STOPPED,
-    EXIT_USAGE,
-    Overrides,
-    all_overrides,
-    load,
-    plain_console,
-    prepare,
-    say,
-)
-from services.cli.shared.trainer_module import ModuleFailed, TrainerModule
-from services.common.config import ConfigError
-from services.common.errors import InvalidData
+from services.cli.shared.output import plain_console, say
+from services.cli.shared.start import Overrides, load, measuring, prepare
+from services.cli.shared.trainer_module import TrainerModule
+from services.common.config import ConfigError, all_overrides, overrides_environment
+from services.common.config.overrides import HELP, METAVAR, OVERRIDES_FOR_VARIABLE
+from services.common.exit_codes import FAILED, FINISHED, INTERRUPTED
 from services.common.run_files.atomic import write_atomically
 from services.common.run_files.compare_report import CompareReport
 from services.common.run_files.recorded_steps import chosen_steps
 from services.common.run_files.run_log import RunLog
 from services.common.secrets import hidden_override
-from services.common.serving.arguments import OVERRIDES_FOR_VARIABLE, overrides_environment
 
 MODULE = "services.trainer.compare"
 
@@ -50,7 +40,7 @@ def compare(
     overrides: Overrides = None,
     overrides_for: Annotated[
         list[str] | None,
-        typer.Option("--set-for", metavar="ALGORITHM:SECTION.KEY=VALUE", help="override for one of them; repeatable"),
+        typer.Option("--set-for", metavar=f"ALGORITHM:{METAVAR}", help=f"for one of them: {HELP}"),
     ] = None,
     fresh: Annotated[
         bool, typer.Option(help="with --train: discard earlier runs of these names instead of resuming them")
@@ -68,29 +58,16 @@ def compare(
     Status 0: done. 1: a training failed. 2: nothing was compared. 130: interrupted.
     """
     console = plain_console()
-    settings = all_overrides(overrides)
     names = [name.strip() for name in algorithms.split(",") if name.strip()]
-    try:
+    settings, settings_for = all_overrides(overrides), overrides_for or []
+    deadline = time.monotonic() + timeout
+    with measuring(console):
         _check(names, run, train_config)
         if run is not None:
-            code = _compare(
-                console,
-                run,
-                steps or [],
-                names,
-                settings,
-                overrides_for or [],
-                output,
-                time.monotonic() + timeout,
-            )
+            code = _compare(console, run, steps or [], names, settings, settings_for, output, deadline)
         else:
             assert train_config is not None
-            code = _train(console, train_config, names, settings, overrides_for or [], fresh, output)
-    except (ConfigError, ModuleFailed, InvalidData) as error:
-        say(console, str(error), style="red")
-        raise typer.Exit(EXIT_USAGE) from error
-    except KeyboardInterrupt:
-        raise typer.Exit(EXIT_STOPPED) from None
+            code = _train(console, train_config, names, settings, settings_for, fresh, output)
     raise typer.Exit(code)
 
 
@@ -113,26 +90,22 @@ def _compare(
     deadline: float,
 ) -> int:
     output = output or run / "compare.png"
-    numbers = output.with_suffix(".json")
     chosen = chosen_steps(run, steps)
-    arguments = [str(run), *(str(step) for step in steps), "--algorithms", ",".join(names), "--output", str(numbers)]
-    TrainerModule(
+    arguments = [str(run), *(str(step) for step in steps), "--algorithms", ",".join(names)]
+    module = TrainerModule(
         MODULE,
         arguments,
         run / "logs" / "compare.log",
         threads=chosen[0].record.environment.get("threads", "1"),
         environment=overrides_environment(overrides_for, OVERRIDES_FOR_VARIABLE),
         overrides=overrides,
-    ).run(deadline)
-    try:
-        report = CompareReport.model_validate_json(numbers.read_bytes())
-    except (OSError, ValidationError) as error:
-        raise ModuleFailed(f"{numbers} is not a comparison's report ({error})") from error
+    )
+    report = module.report(CompareReport, output.with_suffix(".json"), deadline)
     for table in compare_tables(report):
         console.print(table)
     plot_comparison(report, output)
     _say_where(console, output)
-    return 0
+    return FINISHED
 
 
 def _train(
@@ -153,18 +126,17 @@ def _train(
     for run in runs:
         console.rule(f"{run.algorithm}: {run.path}")
         statuses[run.algorithm] = train(config_file, run, fresh)
-        if was_stopped(statuses[run.algorithm]):
+        if statuses[run.algorithm] == INTERRUPTED:
             break
     _show_runs(console, [run for run in runs if run.algorithm in statuses], statuses, output)
-    if any(was_stopped(status) for status in statuses.values()):
-        return EXIT_STOPPED
-    return EXIT_FAILED if any(statuses.values()) else 0
+    if INTERRUPTED in statuses.values():
+        return INTERRUPTED
+    return FAILED if any(statuses.values()) else FINISHED
 
 
 def _show_runs(console: Console, runs: list[AlgorithmRun], statuses: dict[str, int], output: Path) -> None:
     run_logs = {run.algorithm: RunLog(run.path) for run in runs}
     console.print(curve_table(run_logs))
-    output.parent.mkdir(parents=True, exist_ok=True)
     plot_curves(run_logs, output)
     numbers = {
         run.algorithm: {
@@ -178,7 +150,7 @@ def _show_runs(console: Console, runs: list[AlgorithmRun], statuses: dict[str, i
     write_atomically(output.with_suffix(".json"), json.dumps(numbers, indent=1) + "\n")
     _say_where(console, output)
     for name, status in statuses.items():
-        if status not in (0, EXIT_STOPPED):
+        if status not in (FINISHED, INTERRUPTED):
             say(console, f"✗ the training with {name} ended with status {status}", style="red")
 
 

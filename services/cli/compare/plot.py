@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from services.cli.shared.output import four_panels
 from services.common.run_files.compare_report import CompareReport
 
 TERMS = (
@@ -20,30 +21,18 @@ LINEAR_BELOW = 1e-3
 
 def plot_comparison(report: CompareReport, path: Path) -> None:
     """Gradient norms by step; means over the steps of loss terms, cosines, and what is masked or clipped."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, ((terms, norms), (cosines, shares)) = plt.subplots(2, 2, figsize=(12, 9), layout="constrained")
-    _bars(terms, report, TERMS)
-    terms.set_yscale("symlog", linthresh=LINEAR_BELOW)
-    terms.set_title("loss terms, coefficients included")
-    for index, name in enumerate(report.algorithms):
-        chosen = [step for step in report.steps if "grad_norm" in step.values[index]]
-        norms.plot(
-            [step.step for step in chosen], [step.values[index]["grad_norm"] for step in chosen], marker="o", label=name
-        )
-    norms.set(title="gradient norm", xlabel="step", ylim=(0, None))
-    _heatmap(cosines, report)
-    _bars(shares, report, SHARES)
-    shares.set(title="share dropped from the policy term", ylim=(0, None))
-    for axis in (terms, norms, shares):
-        axis.grid(alpha=0.3)
-        axis.legend(fontsize=8)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    with four_panels(path) as (terms, norms, cosines, shares):
+        _bars(terms, report, TERMS)
+        terms.set_yscale("symlog", linthresh=LINEAR_BELOW)
+        terms.set_title("loss terms, coefficients included")
+        for index, name in enumerate(report.algorithms):
+            chosen = [step for step in report.steps if "grad_norm" in step.values[index]]
+            found = [step.values[index]["grad_norm"] for step in chosen]
+            norms.plot([step.step for step in chosen], found, marker="o", label=name)
+        norms.set(title="gradient norm", xlabel="step", ylim=(0, None))
+        _heatmap(cosines, report)
+        _bars(shares, report, SHARES)
+        shares.set(title="share dropped from the policy term", ylim=(0, None))
 
 
 def _bars(axis: Any, report: CompareReport, metrics: Sequence[tuple[str, str]]) -> None:

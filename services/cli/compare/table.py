@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-from rich import box
 from rich.table import Table
 
+from services.cli.shared.output import plain_table
 from services.common.run_files.compare_report import CompareReport
 
 # The other step metrics are in the JSON.
@@ -34,7 +34,7 @@ def compare_tables(report: CompareReport) -> Iterator[Table]:
 
 
 def _values(report: CompareReport, title: str) -> Table:
-    table = _table(title, report)
+    table = plain_table(title, "", *report.algorithms)
     for name, label in ROWS:
         means = [report.mean(name, index) for index in range(len(report.algorithms))]
         if any(mean is not None for mean in means):
@@ -43,16 +43,8 @@ def _values(report: CompareReport, title: str) -> Table:
 
 
 def _cosines(report: CompareReport) -> Table:
-    table = _table("Cosine of the gradients", report)
+    table = plain_table("Cosine of the gradients", "", *report.algorithms)
     for row, name in enumerate(report.algorithms):
         cosines = [report.cosine(row, column) for column in range(len(report.algorithms))]
         table.add_row(name, *("–" if cosine is None else f"{cosine:.3f}" for cosine in cosines))
-    return table
-
-
-def _table(title: str, report: CompareReport) -> Table:
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=0, min_width=60)
-    table.add_column("", no_wrap=True)
-    for name in report.algorithms:
-        table.add_column(name, justify="right")
     return table

@@ -8,23 +8,15 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from pydantic import ValidationError
 from rich.console import Console
 
 from services.cli.rerun.table import rerun_table
 from services.cli.rerun.verdict import differences, outside
-from services.cli.shared.start import (
-    EXIT_FAILED,
-    EXIT_STOPPED,
-    EXIT_USAGE,
-    Overrides,
-    all_overrides,
-    plain_console,
-    say,
-)
-from services.cli.shared.trainer_module import ModuleFailed, TrainerModule
-from services.common.config import ConfigError
-from services.common.errors import InvalidData
+from services.cli.shared.output import plain_console, say, say_verdict
+from services.cli.shared.start import Overrides, measuring
+from services.cli.shared.trainer_module import TrainerModule
+from services.common.config import all_overrides
+from services.common.exit_codes import FINISHED
 from services.common.run_files.recorded_steps import consecutive_steps
 from services.common.run_files.rerun_report import RerunReport
 
@@ -59,13 +51,8 @@ def rerun(
     """
     console = plain_console()
     output = output or run / "rerun.json"
-    try:
+    with measuring(console, "no verdict: "):
         report = _measure(run, step, through, all_overrides(overrides), output, time.monotonic() + timeout)
-    except (ModuleFailed, ConfigError, InvalidData) as error:
-        say(console, f"no verdict: {error}", style="red")
-        raise typer.Exit(EXIT_USAGE) from error
-    except KeyboardInterrupt:
-        raise typer.Exit(EXIT_STOPPED) from None
     code = show(console, report, tolerance, values or [])
     say(console, f"report  {output}")
     raise typer.Exit(code)
@@ -85,12 +72,8 @@ def show(console: Console, report: RerunReport, tolerance: float | None, names: 
         verdict = f"{', '.join(names) if names else 'every value'} within {tolerance:g}"
     else:
         say(console, "measured under other settings; pass --tolerance for a verdict")
-        return 0
-    for sentence in found:
-        say(console, f"✗ {sentence}", style="red")
-    if not found:
-        say(console, f"✓ {verdict}", style="green")
-    return EXIT_FAILED if found else 0
+        return FINISHED
+    return say_verdict(console, found, verdict)
 
 
 def _headline(report: RerunReport) -> str:
@@ -109,14 +92,14 @@ def _topology(ranks: int, stage: int) -> str:
 def _measure(
     run: Path, step: int, through: int | None, overrides: list[str], output: Path, deadline: float
 ) -> RerunReport:
-    """Raises ModuleFailed, ConfigError or InvalidData when there is nothing to compare."""
+    """Raises NoReport, ConfigError or InvalidData when there is nothing to compare."""
     first = consecutive_steps(run, step, through or step)[0]
     config = first.config(overrides)
     chosen = any(override.partition("=")[0] == "trainer.processes" for override in overrides)
-    arguments = [str(run), str(step), "--output", str(output)]
+    arguments = [str(run), str(step)]
     if through is not None:
         arguments += ["--through", str(through)]
-    TrainerModule(
+    module = TrainerModule(
         MODULE,
         arguments,
         run / "logs" / "rerun.log",
@@ -124,8 +107,5 @@ def _measure(
         ranks=config.trainer.processes if chosen else first.record.world_size,
         threads=first.record.environment.get("threads", "1"),
         overrides=overrides,
-    ).run(deadline)
-    try:
-        return RerunReport.model_validate_json(output.read_bytes())
-    except (OSError, ValidationError) as error:
-        raise ModuleFailed(f"{output} is not the report of a rerun ({error})") from error
+    )
+    return module.report(RerunReport, output, deadline)

@@ -1,8 +1,8 @@
 """The report of a rerun as a table."""
 
-from rich import box
 from rich.table import Table
 
+from services.cli.shared.output import plain_table
 from services.common.run_files.rerun_report import RerunReport
 
 
@@ -11,15 +11,8 @@ def rerun_table(report: RerunReport) -> Table:
     first, last = report.steps[0].step, report.steps[-1].step
     several = first != last
     title = f"Steps {first} to {last}, recorded against rerun" if several else f"Step {first}"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=0)
-    table.add_column("value", no_wrap=True)
-    table.add_column("equal", justify="right", no_wrap=True)
-    table.add_column("max |Δ|", justify="right", no_wrap=True)
-    table.add_column("relative", justify="right", no_wrap=True)
-    if several:
-        table.add_column("step", justify="right", no_wrap=True)
-    for heading in ("recorded", "rerun"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    step_column = ["step"] if several else []
+    table = plain_table(title, "value", "equal", "max |Δ|", "relative", *step_column, "recorded", "rerun")
     for name in report.names:
         pairs = report.pairs(name)
         step, worst = max(pairs, key=lambda each: each[1].absolute)

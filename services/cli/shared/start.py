@@ -4,38 +4,26 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from services.cli.shared.console import PlainConsole
+from services.cli.shared.output import say
+from services.cli.shared.trainer_module import NoReport
 from services.common.config import Config, ConfigError, load_config
-from services.common.serving.arguments import inherited_overrides
+from services.common.config.overrides import HELP, METAVAR
+from services.common.errors import InvalidData
+from services.common.exit_codes import CONFIGURATION, FAILED, INTERRUPTED, NO_VERDICT
 
-EXIT_FAILED, EXIT_USAGE, EXIT_STOPPED = 1, 2, 130
 # How long prepare.command has to end when it is interrupted.
 STOP_SECONDS = 5.0
 
 ConfigFile = Annotated[Path, typer.Argument(help="the run's YAML")]
-Overrides = Annotated[list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="override; repeatable")]
-
-
-def all_overrides(overrides: list[str] | None) -> list[str]:
-    """Those of the command line after those of the environment."""
-    return [*inherited_overrides(), *(overrides or [])]
-
-
-def plain_console() -> Console:
-    return PlainConsole()
-
-
-def say(console: Console, text: str, style: str | None = None) -> None:
-    """One line, however long."""
-    console.print(text, style=style, markup=False, emoji=False, highlight=False, soft_wrap=True)
+Overrides = Annotated[list[str] | None, typer.Option("--set", metavar=METAVAR, help=HELP)]
 
 
 def load(console: Console, config_file: Path, overrides: list[str]) -> Config:
@@ -43,7 +31,7 @@ def load(console: Console, config_file: Path, overrides: list[str]) -> Config:
         return load_config(config_file, overrides)
     except ConfigError as error:
         say(console, str(error), style="red")
-        raise typer.Exit(EXIT_USAGE) from error
+        raise typer.Exit(CONFIGURATION) from error
 
 
 def prepare(console: Console, config: Config) -> bool:
@@ -56,7 +44,7 @@ def prepare(console: Console, config: Config) -> bool:
     status = _run(command)
     if status != 0 or not Path(wanted.creates).exists():
         say(console, f"prepare.command ended with status {status} and made no {wanted.creates}", style="red")
-        raise typer.Exit(EXIT_FAILED)
+        raise typer.Exit(FAILED)
     return True
 
 
@@ -72,3 +60,15 @@ def _run(command: Sequence[str]) -> int:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             raise
+
+
+@contextmanager
+def measuring(console: Console, otherwise: str = "") -> Iterator[None]:
+    """Around what gives a report: leaves with NO_VERDICT and the reason, after the words `otherwise`, if none."""
+    try:
+        yield
+    except (NoReport, ConfigError, InvalidData) as error:
+        say(console, f"{otherwise}{error}", style="red")
+        raise typer.Exit(NO_VERDICT) from error
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None

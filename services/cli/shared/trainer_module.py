@@ -3,15 +3,19 @@
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TypeVar
 
 from services.cli.shared.processes import ServiceProcess, free_port
-from services.common.serving.arguments import overrides_environment
+from services.common.config import overrides_environment
+from services.common.run_files.report import Report
+
+R = TypeVar("R", bound=Report)
 
 
-class ModuleFailed(Exception):
-    """There is no result; the message gives the reason."""
+class NoReport(Exception):
+    """Nothing was measured; the message gives the reason."""
 
 
 @dataclass(frozen=True)
@@ -26,8 +30,13 @@ class TrainerModule:
     environment: Mapping[str, str] = field(default_factory=dict)
     overrides: Sequence[str] = ()
 
+    def report(self, kind: type[R], output: Path, deadline: float) -> R:
+        """What the module writes to `output`. Raises NoReport as `run` does, InvalidData for a file that is none."""
+        replace(self, arguments=[*self.arguments, "--output", str(output)]).run(deadline)
+        return kind.read(output)
+
     def run(self, deadline: float) -> None:
-        """Raises ModuleFailed with its reason, or when the monotonic time `deadline` has passed."""
+        """Raises NoReport with its reason, or when the monotonic time `deadline` has passed."""
         name = self.module.rpartition(".")[2]
         environment = {"OMP_NUM_THREADS": self.threads, "PYTHONUNBUFFERED": "1", **self.environment}
         environment |= overrides_environment(self.overrides)
@@ -42,7 +51,7 @@ class TrainerModule:
             process.kill()
         if code != 0:
             late = "the time is up" if time.monotonic() >= deadline else process.ending().reason
-            raise ModuleFailed(f"{late} (status {code}, {self.log})")
+            raise NoReport(f"{late} (status {code}, {self.log})")
 
     def _command(self) -> list[str]:
         command = [sys.executable, "-m"]

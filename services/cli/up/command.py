@@ -12,26 +12,17 @@ import typer
 from rich.console import Console
 
 from services.cli.check.command import refuse_problems
-from services.cli.shared.start import (
-    EXIT_FAILED,
-    EXIT_STOPPED,
-    ConfigFile,
-    Overrides,
-    all_overrides,
-    load,
-    plain_console,
-    prepare,
-    say,
-)
+from services.cli.shared.output import plain_console, say
+from services.cli.shared.start import ConfigFile, Overrides, load, prepare
 from services.cli.up.live import View
 from services.cli.up.observation import Observer, observing
 from services.cli.up.progress import SavedStep, is_finished, newest_checkpoint
 from services.cli.up.report import damaged_lines, doubts, held_out_lines, plot, summary_table
 from services.cli.up.run_lock import LOCK_FILE, RunTaken, refuse_taken, run_lock
 from services.cli.up.supervisor import RunFailed, Supervisor
-from services.common.config import Config
+from services.common.config import Config, all_overrides
 from services.common.errors import one_sentence
-from services.common.exit_codes import NEVER_RESTARTED
+from services.common.exit_codes import FAILED, FINISHED, INTERRUPTED, NEVER_RESTARTED
 from services.common.run_files.run_log import RunLog
 from services.common.secrets import hidden_override
 from services.common.serving.signals import on_signals
@@ -64,10 +55,10 @@ def up(
             code = _Run(console, config, config_file, settings, lock).run()
     except RunTaken as error:
         say(console, str(error), style="red")
-        raise typer.Exit(EXIT_FAILED) from error
+        raise typer.Exit(FAILED) from error
     except OSError as error:
         say(console, f"failed: {one_sentence(error)}", style="red")
-        raise typer.Exit(EXIT_FAILED) from error
+        raise typer.Exit(FAILED) from error
     raise typer.Exit(code)
 
 
@@ -101,13 +92,13 @@ class _Run:
         saved = newest_checkpoint(self._config.run.path)
         _report(self._console, self._config, saved, time.time() - self._started)
         if finished:
-            return 0
+            return FINISHED
         trained = max((entry["step"] for entry in RunLog(self._config.run.path).steps()), default=0)
         self._say(_left(saved, self._started, trained, failed=failure is not None))
         if failure is not None and failure.status in NEVER_RESTARTED:
             self._say("Started again as it is, it would end the same way: change what the reason names first.")
         self._say(f"Resume with: {self._command}")
-        return EXIT_STOPPED if failure is None else failure.status
+        return INTERRUPTED if failure is None else failure.status
 
     def _watch(self) -> bool:
         """True when the run is finished, False when it was interrupted. Raises RunFailed."""

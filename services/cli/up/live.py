@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 from trivet.v1 import trainer_pb2
 
-from services.cli.shared.start import say
+from services.cli.shared.output import say
 from services.cli.up.observation import Observation
 from services.cli.up.report import doubts
 from services.common.run_files.run_log import before_updates

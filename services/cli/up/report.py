@@ -6,16 +6,12 @@ from typing import Any
 
 from rich.table import Table
 
-from services.common.run_files.held_out import best_score, comparable_scores, read_best
+from services.cli.shared.output import draw_scores, four_panels, series
+from services.common.run_files.held_out import SCORES, best_score, comparable_scores, read_best
 from services.common.run_files.run_log import STEPS_WITHOUT_SIGNAL, WARNED_AFTER_STEPS, RunLog, before_updates
 
 Entry = dict[str, Any]
 
-HELD_OUT = (
-    ("greedy_accuracy", "held-out accuracy, greedy"),
-    ("sampled_accuracy", "held-out accuracy, sampled"),
-    ("preference_accuracy", "held-out pairs, preferred one ahead"),
-)
 STEP_ROWS = (
     ("reward_mean", "reward", 3),
     ("preference_margin", "margin of the pairs", 3),
@@ -46,7 +42,7 @@ def summary_table(run_log: RunLog) -> Table | None:
     table.add_column(justify="right")
     first, last = evaluations[0], evaluations[-1]
     table.add_row("held out", f"step {first['step']}", f"step {last['step']}", style="dim")
-    for name, label in HELD_OUT:
+    for name, label in SCORES.items():
         if name in first["metrics"] and name in last["metrics"]:
             table.add_row(label, _with_error(first["metrics"], name), _with_error(last["metrics"], name), style="bold")
     table.add_section()
@@ -98,56 +94,33 @@ def damaged_lines(run: Path) -> Iterator[str]:
 
 def plot(run_log: RunLog, path: Path) -> None:
     """Accuracy and reward, KL, sampler against trainer, and the gradient over the steps of the run."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
     steps, evaluations = _before_updates(run_log.steps()), run_log.evaluations()
-    figure, grid = plt.subplots(2, 2, figsize=(11, 7), layout="constrained")
-    (learning, drift), (agreement, gradient) = grid
-    for name, label in HELD_OUT:
-        chosen = [entry for entry in evaluations if name in entry["metrics"]]
-        if chosen:
-            learning.errorbar(
-                [entry["step"] for entry in chosen],
-                _values(chosen, name),
-                [entry["metrics"][f"{name}_error"] for entry in chosen],
-                marker="o",
-                capsize=3,
-                label=label,
-            )
-    _line(learning, steps, "reward_mean", "training reward", alpha=0.5)
-    _line(learning, steps, "preference_accuracy", "training pairs, preferred one ahead", alpha=0.5)
-    learning.set(title="Learning", ylabel="share correct", ylim=(0, 1.02))
-    _line(drift, steps, "kl", "KL to the reference")
-    _line(drift, steps, "mismatch_kl", "KL sampler/trainer")
-    drift.set(title="Drift", ylabel="nats per token")
-    drift.set_yscale("symlog", linthresh=1e-4)
-    _line(agreement, steps, "sampler_ratio_mean", "sampler/trainer ratio, mean")
-    _line(agreement, steps, "routing_agreement", "routing agreement before replay")
-    _line(agreement, steps, "masked_fraction", "masked sequences")
-    agreement.set(title="Sampler against trainer")
-    _line(gradient, steps, "grad_norm", "gradient norm")
-    _line(gradient, steps, "entropy", "entropy, nats")
-    gradient.set(title="Optimization", ylim=(0, None))
-    for axis in (learning, drift, agreement, gradient):
-        axis.set_xlabel("step")
-        axis.grid(alpha=0.3)
-        if axis.get_legend_handles_labels()[0]:
-            axis.legend(fontsize=8)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    with four_panels(path) as panels:
+        learning, drift, agreement, gradient = panels
+        for name, label in SCORES.items():
+            draw_scores(learning, evaluations, name, label=label, capsize=3)
+        _line(learning, steps, "reward_mean", "training reward", alpha=0.5)
+        _line(learning, steps, "preference_accuracy", "training pairs, preferred one ahead", alpha=0.5)
+        learning.set(title="Learning", ylabel="share correct", ylim=(0, 1.02))
+        _line(drift, steps, "kl", "KL to the reference")
+        _line(drift, steps, "mismatch_kl", "KL sampler/trainer")
+        drift.set(title="Drift", ylabel="nats per token")
+        drift.set_yscale("symlog", linthresh=1e-4)
+        _line(agreement, steps, "sampler_ratio_mean", "sampler/trainer ratio, mean")
+        _line(agreement, steps, "routing_agreement", "routing agreement before replay")
+        _line(agreement, steps, "masked_fraction", "masked sequences")
+        agreement.set(title="Sampler against trainer")
+        _line(gradient, steps, "grad_norm", "gradient norm")
+        _line(gradient, steps, "entropy", "entropy, nats")
+        gradient.set(title="Optimization", ylim=(0, None))
+        for axis in panels:
+            axis.set_xlabel("step")
 
 
 def _line(axis: Any, entries: Sequence[Entry], name: str, label: str, **style: Any) -> None:
-    chosen = [entry for entry in entries if name in entry["metrics"]]
-    if chosen:
-        axis.plot([entry["step"] for entry in chosen], _values(chosen, name), label=label, **style)
-
-
-def _values(entries: Sequence[Entry], name: str) -> list[float]:
-    return [entry["metrics"][name] for entry in entries]
+    at, values = series(entries, name)
+    if at:
+        axis.plot(at, values, label=label, **style)
 
 
 def _with_error(metrics: dict[str, float], name: str) -> str:

@@ -13,9 +13,8 @@ from pathlib import Path
 from services.cli.shared.processes import ServiceProcess, free_port
 from services.cli.shared.restarts import RestartBudget
 from services.cli.up.run_redis import RunRedis
-from services.common.config import Config
+from services.common.config import Config, overrides_environment
 from services.common.exit_codes import FAILED, FINISHED, NEVER_RESTARTED
-from services.common.serving.arguments import overrides_environment
 
 STOP_SECONDS = 7.0
 # Several processes share the cores: more than one thread each makes all of them slower.

@@ -2,7 +2,8 @@
 
 from services.common.config.algorithm import AlgorithmConfig
 from services.common.config.data import DataConfig, PreferenceSourceConfig, SourceConfig
-from services.common.config.load import ConfigError, load_config, parse_config
+from services.common.config.load import load_config, parse_config
+from services.common.config.overrides import all_overrides, overrides_by_algorithm, overrides_environment
 from services.common.config.root import Config, PrepareConfig
 from services.common.config.run import (
     BlobConfig,
@@ -31,6 +32,7 @@ from services.common.config.stability import (
     UnbiasedKl,
 )
 from services.common.config.weights import WeightsConfig
+from services.common.errors import ConfigError
 
 __all__ = [
     "AlgorithmConfig",
@@ -61,6 +63,9 @@ __all__ = [
     "TrainerConfig",
     "UnbiasedKl",
     "WeightsConfig",
+    "all_overrides",
     "load_config",
+    "overrides_by_algorithm",
+    "overrides_environment",
     "parse_config",
 ]

@@ -8,15 +8,13 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
+from services.common.config.overrides import split_override
 from services.common.config.root import Config
+from services.common.errors import ConfigError
 from services.common.secrets import hidden, hidden_override, without_secrets
 
 ENVIRONMENT_PREFIX = "TRIVET__"
 FILE_SUFFIX = "__FILE"
-
-
-class ConfigError(Exception):
-    """The configuration cannot be used; the message names each field, its value and what was expected."""
 
 
 def load_config(
@@ -45,9 +43,7 @@ def load_config(
     for keys, value in _from_environment(os.environ if environment is None else environment):
         _set(tree, keys, value, "environment variable " + ENVIRONMENT_PREFIX + "__".join(keys).upper())
     for override in overrides or []:
-        key, separator, text = override.partition("=")
-        if not separator or not key:
-            raise ConfigError(f"override {without_secrets(override)!r}: expected section.key=value")
+        key, text = split_override(override)
         _set(tree, key.split("."), _parse(text, f"override {key}=…"), f"override {hidden_override(override)!r}")
     return parse_config(tree, origin=str(path))
 

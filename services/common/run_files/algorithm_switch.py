@@ -1,11 +1,10 @@
 """The same configuration for another algorithm."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import yaml
 
-from services.common.config import AlgorithmConfig, Config, ConfigError
+from services.common.config import AlgorithmConfig, Config
 
 # What an algorithm sets by itself, or alone can use. The rest of the section means the same for all of them.
 OWN_SETTINGS = (
@@ -37,24 +36,6 @@ def algorithm_overrides(config: Config, name: str) -> list[str]:
         if getattr(config.algorithm, setting) != default:
             overrides.append(f"algorithm.{setting}={_as_yaml(default)}")
     return overrides
-
-
-def overrides_by_algorithm(overrides: Sequence[str], algorithms: Sequence[str]) -> dict[str, list[str]]:
-    """Each of `overrides` is "algorithm:section.key=value".
-
-    Raises ConfigError for one that is not, and for an algorithm that is not among them.
-    """
-    own: dict[str, list[str]] = {name: [] for name in algorithms}
-    for override in overrides:
-        key, equals, value = override.partition("=")
-        # The algorithm itself may be module:function.
-        name, colon, setting = key.rpartition(":")
-        if not (equals and colon):
-            raise ConfigError(f"override {override!r}: expected algorithm:section.key=value")
-        if name not in own:
-            raise ConfigError(f"override {override!r}: {name} is not among the algorithms ({', '.join(algorithms)})")
-        own[name].append(f"{setting}={value}")
-    return own
 
 
 def _as_yaml(value: Any) -> str:

@@ -2,16 +2,12 @@
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
+from services.common.run_files.report import Part, Report
 
 ReplayKind = Literal["routing", "candidates"]
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), ser_json_inf_nan="strings")
-
-
-class Mismatch(_Part):
+class Mismatch(Part):
     """Sampler against trainer over every completion token, with some kinds of replay and without the others.
 
     Δ = trainer's log-prob − sampler's log-prob, in nats.
@@ -33,7 +29,7 @@ class Mismatch(_Part):
     agreement: tuple[float, ...]
 
 
-class CandidateFacts(_Part):
+class CandidateFacts(Part):
     """`inside` of `positions` sampled tokens are in their own candidate set."""
 
     positions: int
@@ -49,7 +45,7 @@ class CandidateFacts(_Part):
     mass_min: float
 
 
-class Refusal(_Part):
+class Refusal(Part):
     """A group that the trainer would not train on."""
 
     group_id: str
@@ -57,7 +53,9 @@ class Refusal(_Part):
     reason: str
 
 
-class AuditReport(_Part):
+class AuditReport(Report):
+    KIND = "an audit's report"
+
     run: str
     model_type: str
     dtype: Literal["float32", "bfloat16"]

@@ -1,12 +1,12 @@
 """What a service finds wrong with a configuration before anything is started."""
 
-from pydantic import BaseModel, ConfigDict
+from services.common.run_files.report import Report
 
 
-class CheckReport(BaseModel):
+class CheckReport(Report):
     """Sentences, each with the key to change: `findings` keep the service from starting, `doubts` do not."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    KIND = "a check's report"
 
     findings: tuple[str, ...] = ()
     doubts: tuple[str, ...] = ()

@@ -3,14 +3,10 @@
 import math
 import statistics
 
-from pydantic import BaseModel, ConfigDict
+from services.common.run_files.report import Part, Report
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), ser_json_inf_nan="strings")
-
-
-class ComparedStep(_Part):
+class ComparedStep(Part):
     """`values` and the rows and columns of `cosines` stand in the order of the report's algorithms.
 
     A cosine is of two gradients over all parameters of the policy; None where one of them is zero or not there.
@@ -22,7 +18,9 @@ class ComparedStep(_Part):
     cosines: tuple[tuple[float | None, ...], ...]
 
 
-class CompareReport(_Part):
+class CompareReport(Report):
+    KIND = "a comparison's report"
+
     run: str
     algorithms: tuple[str, ...]
     # What makes each algorithm's configuration out of the recorded one.

@@ -10,6 +10,12 @@ from typing import Any
 from services.common.run_files.atomic import write_atomically
 
 BEST_FILE = "best.json"
+# What an evaluation measures, in full.
+SCORES = {
+    "greedy_accuracy": "held-out accuracy, greedy",
+    "sampled_accuracy": "held-out accuracy, sampled",
+    "preference_accuracy": "held-out pairs, preferred one ahead",
+}
 LABELS = {"greedy_accuracy": "held-out accuracy", "preference_accuracy": "held-out pairs, preferred one ahead"}
 # Among equal scores the one with the better of these is the better.
 TIES = {"greedy_accuracy": "greedy_reward", "preference_accuracy": "preference_margin"}

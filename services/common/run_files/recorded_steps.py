@@ -17,12 +17,13 @@ from typing import Annotated
 import yaml
 import zstandard
 from google.protobuf.message import DecodeError
-from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator
 from trivet.v1 import step_pb2
 
 from services.common.config import Config, load_config
 from services.common.errors import InvalidData
 from services.common.run_files.lineage import without_addresses
+from services.common.run_files.report import Report
 from services.common.run_files.run_log import renamed
 from services.common.secrets import hidden
 
@@ -36,10 +37,11 @@ _NAME = re.compile(r"step-(\d{6,})")
 _COMPRESSION_LEVEL = 3
 
 
-class StepRecord(BaseModel):
+class StepRecord(Report):
     """`values` are exact: float.hex() of each. `environment` is what may change a result's last bits, by name."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+    KIND = "a step's record"
+    CODE = "recording_corrupt"
 
     # Counted from 1: the step makes policy version `step` out of version `step - 1`.
     step: int
@@ -157,7 +159,4 @@ def consecutive_steps(run: Path, first: int, last: int) -> list[RecordedStep]:
 
 
 def _read(path: Path) -> RecordedStep:
-    try:
-        return RecordedStep(path, StepRecord.model_validate_json((path / RECORD_FILE).read_bytes()))
-    except (OSError, ValidationError) as error:
-        raise InvalidData("recording_corrupt", f"{path / RECORD_FILE} is not a step's record ({error})") from error
+    return RecordedStep(path, StepRecord.read(path / RECORD_FILE))

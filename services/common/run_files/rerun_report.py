@@ -3,14 +3,10 @@
 import math
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
+from services.common.run_files.report import Part, Report
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), ser_json_inf_nan="strings")
-
-
-class ValuePair(_Part):
+class ValuePair(Part):
     """One of a step's values, as recorded and as it came out again; None where one of the two has no such value."""
 
     name: str
@@ -42,7 +38,7 @@ class ValuePair(_Part):
         return self.absolute / max(1.0, abs(self.recorded or 0.0)) if math.isfinite(self.absolute) else math.inf
 
 
-class RerunStep(_Part):
+class RerunStep(Part):
     """`starts_alike` and `ends_alike` compare digests of the whole training state; None where ranks or stage differ."""
 
     step: int
@@ -51,7 +47,9 @@ class RerunStep(_Part):
     values: tuple[ValuePair, ...]
 
 
-class RerunReport(_Part):
+class RerunReport(Report):
+    KIND = "the report of a rerun"
+
     run: str
     overrides: tuple[str, ...]
     # From the engine's recorded state, or from the recorded policy with a new optimizer.

@@ -1,23 +1,20 @@
-"""The command line that the three services share."""
+"""The command line that services and the modules that write reports share."""
 
 import argparse
-import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import NoReturn
 
-from services.common.config import Config, ConfigError, load_config
-from services.common.errors import InvalidData
-from services.common.exit_codes import CONFIGURATION
+from services.common.config import Config, ConfigError, all_overrides, load_config
+from services.common.config.overrides import HELP, METAVAR
+from services.common.errors import InvalidData, TrivetError, one_sentence
+from services.common.exit_codes import CONFIGURATION, FAILED, FINISHED
 from services.common.logs import ENDED, configure_logs, get_logger
+from services.common.run_files.report import Report
 from services.common.serving.signals import dump_stacks_on_signal
-
-# A JSON list of overrides, applied before those of the command line: unlike arguments, others cannot read it.
-OVERRIDES_VARIABLE = "TRIVET_OVERRIDES"
-# The same for `trivet compare --set-for`.
-OVERRIDES_FOR_VARIABLE = "TRIVET_OVERRIDES_FOR"
 
 
 def parse_service_arguments(service: str, argv: list[str] | None = None) -> Config:
@@ -25,26 +22,48 @@ def parse_service_arguments(service: str, argv: list[str] | None = None) -> Conf
     dump_stacks_on_signal()
     configure_logs(service, "")
     parser = argparse.ArgumentParser(prog=f"python -m services.{service}")
-    parser.add_argument("--config", required=True, metavar="FILE", help="the run's YAML")
-    parser.add_argument(
-        "--set", action="append", default=[], dest="overrides", metavar="SECTION.KEY=VALUE", help="override; repeatable"
-    )
+    add_config(parser)
+    add_overrides(parser)
     arguments = parser.parse_args(argv)
     try:
-        return load_config(arguments.config, [*inherited_overrides(), *arguments.overrides])
+        return load_config(arguments.config, all_overrides(arguments.overrides))
     except ConfigError as error:
         sys.exit(report_end(CONFIGURATION, str(error)))
 
 
-def inherited_overrides(variable: str = OVERRIDES_VARIABLE) -> list[str]:
-    """Those that came by the environment."""
-    overrides: list[str] = json.loads(os.environ.get(variable, "[]"))
-    return overrides
+def add_config(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--config", required=True, metavar="FILE", help="the run's YAML")
 
 
-def overrides_environment(overrides: Sequence[str], variable: str = OVERRIDES_VARIABLE) -> dict[str, str]:
-    """For a process to start: secrets among them must not show in the list of processes."""
-    return {variable: json.dumps(list(overrides))}
+def add_overrides(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--set", action="append", default=[], dest="overrides", metavar=METAVAR, help=HELP)
+
+
+def add_output(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--output", required=True, type=Path, metavar="FILE", help="where the report goes, as JSON")
+
+
+def write_report(measure: Callable[[], Report | None], output: Path) -> int:
+    """Of a module that writes one: the exit status. A rank that has none to write gives None."""
+    try:
+        report = measure()
+        if report is not None:
+            report.write(output)
+    except (ConfigError, InvalidData, ValueError) as error:
+        return report_end(CONFIGURATION, str(error))
+    except (TrivetError, OSError) as error:
+        return report_end(FAILED, one_sentence(error))
+    return FINISHED
+
+
+def check_module(service: str, check: Callable[[Config], Report]) -> NoReturn:
+    """Of `python -m services.….check`: what a service finds wrong with a configuration, in a file."""
+    parser = argparse.ArgumentParser(prog=f"python -m services.{service}.check")
+    add_config(parser)
+    add_output(parser)
+    arguments = parser.parse_args()
+    check(load_config(arguments.config)).write(arguments.output)
+    leave(FINISHED)
 
 
 def report_end(status: int, reason: str, **details: object) -> int:

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from jaxtyping import Float
 from torch import Tensor
 
-from services.common.config import Config
+from services.common.config import Config, overrides_by_algorithm
 from services.common.logs import get_logger
-from services.common.run_files.algorithm_switch import algorithm_overrides, overrides_by_algorithm
+from services.common.run_files.algorithm_switch import algorithm_overrides
 from services.common.run_files.compare_report import ComparedStep, CompareReport
 from services.common.run_files.recorded_steps import RecordedStep
 from services.common.secrets import hidden_override

@@ -9,7 +9,7 @@ from pathlib import Path
 from trivet.v1 import step_pb2
 
 from services.common.config import Config
-from services.common.run_files.atomic import removed_on_failure, write_atomically
+from services.common.run_files.atomic import removed_on_failure
 from services.common.run_files.lineage import config_version
 from services.common.run_files.recorded_steps import (
     ENGINE_DIRECTORY,
@@ -87,7 +87,7 @@ class Recorder:
         with removed_on_failure(staged, mine=True):
             write_order(staged, begun.order)
             write_config(staged, self._config)
-            write_atomically(staged / RECORD_FILE, record.model_dump_json(indent=1) + "\n")
+            record.write(staged / RECORD_FILE)
         staged.rename(step_directory(self._directory, begun.step))
         for old in list(recorded_directories(self._run).values())[: -self._config.trainer.recording.keep]:
             shutil.rmtree(old)

@@ -9,10 +9,10 @@ import pytest
 import yaml
 
 from services.common.config import ConfigError, load_config, parse_config
+from services.common.config.overrides import OVERRIDES_VARIABLE
 from services.common.run_files.lineage import config_version
 from services.common.run_files.recorded_steps import write_config
 from services.common.secrets import hidden, hidden_override, without_secrets
-from services.common.serving.arguments import OVERRIDES_VARIABLE
 
 QUICKSTART = Path(__file__).parents[3] / "configs" / "quickstart.yaml"
 SECRET = "hunter2"

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from services.common import exit_codes
+
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs/troubleshooting.md").read_text(encoding="utf-8")
 # Neighbouring pieces of a literal are one message; what is filled in is left out.
@@ -14,6 +16,11 @@ SOURCE = re.sub(
 QUOTED = re.findall(r"\*\*`([^`]+)`\*\*", PAGE)
 PAGES = ("README.md", "SECURITY.md", "docs/by-hand.md", "docs/migrating.md", "docs/own-algorithm.md", "docs/policy.md")
 PAGES += ("docs/rewards.md", "docs/troubleshooting.md", "docs/compatibility.md")
+
+
+def test_every_exit_status_has_its_row() -> None:
+    rows = {int(status) for status in re.findall(r"^\| (\d+)[^|]*\|", PAGE, re.MULTILINE)}
+    assert rows == {value for value in vars(exit_codes).values() if isinstance(value, int)}
 
 
 @pytest.mark.parametrize("message", QUOTED)

@@ -8,9 +8,10 @@ from typer.testing import CliRunner
 
 from services.cli.app import app
 from services.cli.audit import command
-from services.cli.audit.processes import AuditFailed, read_report
 from services.cli.audit.table import label, tables
 from services.cli.audit.verdict import DEFAULTS, failures
+from services.cli.shared.trainer_module import NoReport
+from services.common.errors import InvalidData
 from services.common.run_files.audit_report import AuditReport, CandidateFacts, Mismatch, Refusal
 
 STRICT = DEFAULTS["float32"]
@@ -154,14 +155,14 @@ def test_models_and_samplings_with_less_to_replay_have_their_own_labels(kinds, l
 def test_a_report_survives_its_file_and_nothing_else_is_taken_for_one(tmp_path: Path) -> None:
     file = tmp_path / "audit.json"
     file.write_text(only(mismatch(kl=float("nan"), ratio=float("inf"))).model_dump_json(), encoding="utf-8")
-    (row,) = read_report(file).rows
+    (row,) = AuditReport.read(file).rows
     assert row.ratio_mean == float("inf")
     assert row.mismatch_kl != row.mismatch_kl
     file.write_text('{"run": "other"}', encoding="utf-8")
-    with pytest.raises(AuditFailed, match="not an audit's report"):
-        read_report(file)
-    with pytest.raises(AuditFailed, match=r"nothing\.json"):
-        read_report(tmp_path / "nothing.json")
+    with pytest.raises(InvalidData, match="not an audit's report"):
+        AuditReport.read(file)
+    with pytest.raises(InvalidData, match=r"nothing\.json"):
+        AuditReport.read(tmp_path / "nothing.json")
 
 
 @pytest.fixture
@@ -208,7 +209,7 @@ def test_what_is_asked_for_reaches_the_comparison(config_file, monkeypatch, tmp_
 
 def test_no_verdict_has_a_status_of_its_own(config_file, monkeypatch) -> None:
     def measure(*_, **__):
-        raise AuditFailed("weights_unknown: version 7")
+        raise NoReport("weights_unknown: version 7")
 
     monkeypatch.setattr(command, "measure", measure)
     ended = run(config_file)

@@ -4,7 +4,7 @@ import pytest
 from rich.table import Table
 
 from services.cli.shared.console import MAX_CHARACTERS
-from services.cli.shared.start import plain_console, say
+from services.cli.shared.output import plain_console, say
 
 HOSTILE = "[bold]a[/bold]\x1b[2J\x1b]0;title\x07\r\x9b31m\u202eb\x00 redis://:hunter2@host/0"
 SHOWN = "[bold]a[/bold]"

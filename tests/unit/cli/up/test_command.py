@@ -9,7 +9,7 @@ from typer import Exit
 from typer.testing import CliRunner
 
 from services.cli.app import app
-from services.cli.shared.start import say
+from services.cli.shared.output import say
 from services.cli.up import command
 from services.cli.up.run_lock import run_lock
 from services.cli.up.supervisor import RunFailed

@@ -1,7 +1,7 @@
 import pytest
 
-from services.common.config import AlgorithmConfig, ConfigError, load_config, parse_config
-from services.common.run_files.algorithm_switch import OWN_SETTINGS, algorithm_overrides, overrides_by_algorithm
+from services.common.config import AlgorithmConfig, ConfigError, load_config, overrides_by_algorithm, parse_config
+from services.common.run_files.algorithm_switch import OWN_SETTINGS, algorithm_overrides
 
 TREE = {
     "run": {"name": "switch"},
