@@ -14,7 +14,7 @@ from services.trainer.batch.packing import pack
 from services.trainer.model.policy import load_policy
 from services.trainer.update.policy_update import Updater
 from tests.integration import deepspeed_worker as worker
-from tests.support.plain_engine import PlainEngine
+from tests.support.plain_engine import DescentEngine
 
 # The first test waits for both runs of the worker.
 pytestmark = pytest.mark.timeout(600)
@@ -180,7 +180,7 @@ def test_ppo_trains_the_value_head_with_the_policy(
         return
     # On one rank in plain PyTorch, packed differently.
     config = worker.configuration(directory / "model", case[1], "float32", algorithm=worker.PPO)
-    engine = PlainEngine(load_policy(str(directory / "model"), dtype="float32", value_head=True))
+    engine = DescentEngine(load_policy(str(directory / "model"), dtype="float32", value_head=True))
     expected = Updater(config, engine, None).train(worker.rewarded_samples())
     same = ["loss", "policy_loss", "value_loss", "entropy_loss", "grad_norm", "return", "policy_ratio", "entropy"]
     assert {name: first[name] for name in same} == pytest.approx({name: expected[name] for name in same}, rel=1e-4)
@@ -220,7 +220,7 @@ def test_a_separate_critic_trains_and_resumes_under_zero_3_with_two_ranks(
     first, second = result["steps"]
     model = str(directory / "model")
     config = worker.configuration(directory / "model", 3, "float32", algorithm=worker.CRITIC)
-    engine = PlainEngine(load_policy(model, dtype="float32", critic_path=model))
+    engine = DescentEngine(load_policy(model, dtype="float32", critic_path=model))
     expected = Updater(config, engine, None).train(worker.rewarded_samples())
     same = ["loss", "policy_loss", "value_loss", "entropy_loss", "grad_norm", "return", "policy_ratio", "entropy"]
     assert {name: first[name] for name in same} == pytest.approx({name: expected[name] for name in same}, rel=1e-4)

@@ -1,4 +1,4 @@
-"""A TrainEngine in plain PyTorch on one rank, so that what surrounds an engine is tested without one."""
+"""The services' plain engine with an optimizer, so that what surrounds a train engine is tested without DeepSpeed."""
 
 from pathlib import Path
 from typing import Any
@@ -8,57 +8,40 @@ import xxhash
 from torch import Tensor
 
 from services.common.config import Config, parse_config
-from services.trainer.batch.model_facts import ModelFacts
 from services.trainer.batch.packing import PackedBatch
+from services.trainer.engine.plain_engine import PlainEngine
 from services.trainer.engine.protocol import PolicyOutput, StepResult
 from services.trainer.export.tensors import WeightSource
 from services.trainer.model.policy import Policy
 
 
-class PlainEngine:
-    """Gradient descent at `rate`; counts its calls, and keeps the gradients of the last step."""
-
-    rank, world_size, device, sharding = 0, 1, torch.device("cpu"), None
+class DescentEngine(PlainEngine):
+    """A TrainEngine: gradient descent at `rate`. Counts its calls, and keeps the gradients of the last step."""
 
     def __init__(self, policy: Policy, rate: float = 0.0) -> None:
-        self.policy, self._rate = policy, rate
-        self.steps_applied = 0
+        super().__init__(policy, torch.device("cpu"))
+        self._rate = rate
         self.forwards = self.measurements = 0
         self.gradients: dict[str, Tensor] = {}
 
-    @property
-    def facts(self) -> ModelFacts:
-        return self.policy.facts
-
     def logprobs(self, batch: PackedBatch, *, keep_routing: bool = True) -> PolicyOutput:
         self.measurements += 1
-        with torch.no_grad():
-            return self._output(batch, keep_routing, False)
+        return super().logprobs(batch, keep_routing=keep_routing)
 
     def forward(self, batch: PackedBatch, *, keep_routing: bool = True, entropy_gradient: bool = False) -> PolicyOutput:
         self.forwards += 1
-        return self._output(batch, keep_routing, entropy_gradient)
-
-    def _output(self, batch: PackedBatch, keep_routing: bool, entropy_gradient: bool) -> PolicyOutput:
-        logprobs, entropies, *values = self.policy(batch, keep_routing=keep_routing, entropy_gradient=entropy_gradient)
-        return PolicyOutput(logprobs, entropies, self.policy.agreement, *values)
-
-    def backward(self, loss: Tensor, *, last: bool) -> None:
-        loss.backward()
-        self.policy.close_routing()
+        return super().forward(batch, keep_routing=keep_routing, entropy_gradient=entropy_gradient)
 
     def step(self) -> StepResult:
-        moved = {name: p for name, p in self.policy.named_parameters() if p.grad is not None}
-        self.gradients = {name: p.grad.clone() for name, p in moved.items() if p.grad is not None}
-        norm = torch.stack([gradient.square().sum() for gradient in self.gradients.values()]).sum().sqrt()
-        applied = bool(norm.isfinite())
-        if applied:
+        parameters = dict(self.policy.named_parameters())
+        self.gradients = {name: p.grad.clone() for name, p in parameters.items() if p.grad is not None}
+        result = super().step()
+        if result.applied:
             with torch.no_grad():
-                for name, parameter in moved.items():
-                    parameter.sub_(self._rate * self.gradients[name])
-        self.policy.zero_grad()
-        self.steps_applied += applied
-        return StepResult(applied, float(norm), self._rate)
+                for name, gradient in self.gradients.items():
+                    parameters[name].sub_(self._rate * gradient)
+        self.steps_applied += result.applied
+        return StepResult(result.applied, result.grad_norm, self._rate)
 
     def finite(self) -> bool:
         return all(bool(parameter.isfinite().all()) for parameter in self.policy.parameters())
@@ -84,9 +67,6 @@ class PlainEngine:
     def broadcast_bytes(self, data: bytes | None) -> bytes:
         assert data is not None
         return data
-
-    def all_reduce(self, values: Tensor, operation: str) -> Tensor:
-        return values.clone()
 
     def barrier(self) -> None: ...
 

@@ -15,7 +15,7 @@ from services.trainer.model.policy import Policy, load_policy
 from services.trainer.recording.recorder import Recorder
 from services.trainer.update.open import open_updater
 from tests.support.model_families import make_model
-from tests.support.plain_engine import PlainEngine, update_configuration
+from tests.support.plain_engine import DescentEngine, update_configuration
 
 RATE = 0.05
 GROUPS, GROUP_SIZE = 3, 4
@@ -23,7 +23,7 @@ SECRET = "a-token-that-nobody-may-read"
 STATE = "state.safetensors"
 
 
-class SavingEngine(PlainEngine):
+class SavingEngine(DescentEngine):
     """`saved_by` names who can load it: as ranks and ZeRO stage do for the real one."""
 
     def __init__(self, policy: Policy, saved_by: str = "plain") -> None:

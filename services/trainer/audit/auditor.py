@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-import torch
 from trivet.v1 import sample_pb2
 
 from services.common.config import Config
@@ -12,37 +11,14 @@ from services.common.run_files.audit_report import AuditReport, ReplayKind
 from services.trainer.audit.compare import compare
 from services.trainer.audit.sampling import RolloutClient, Sampled, audit_prompts, sample, usable_samples
 from services.trainer.audit.weights import find_weights
-from services.trainer.batch.model_facts import ModelFacts
-from services.trainer.batch.packing import PackedBatch
 from services.trainer.data.prompts import PromptData, load_prompts
-from services.trainer.engine.device import plain_device
-from services.trainer.engine.protocol import PolicyOutput
+from services.trainer.engine.plain_engine import PlainEngine, plain_device
 from services.trainer.model.policy import Policy, load_policy
 
 # A trainer that publishes may have removed a version by the time it is to be read.
 ATTEMPTS = 3
 
 log = get_logger(__name__)
-
-
-class PolicyEngine:
-    """The trainer's policy without optimizer, ZeRO or gradients, which do not change its log-probs."""
-
-    def __init__(self, policy: Policy, device: torch.device) -> None:
-        self._policy, self._device = policy.requires_grad_(False).to(device), device
-
-    @property
-    def device(self) -> torch.device:
-        return self._device
-
-    @property
-    def facts(self) -> ModelFacts:
-        return self._policy.facts
-
-    def logprobs(self, batch: PackedBatch, *, keep_routing: bool = True) -> PolicyOutput:
-        with torch.no_grad():
-            logprobs, entropies = self._policy(batch, keep_routing=keep_routing)
-        return PolicyOutput(logprobs, entropies, self._policy.agreement)
 
 
 def audit(config: Config, client: RolloutClient, samples: int) -> AuditReport:
@@ -54,7 +30,7 @@ def audit(config: Config, client: RolloutClient, samples: int) -> AuditReport:
     status = client.status()
     find_weights(config, status.version, status.fingerprint)
     sampled, path, policy = _sample_and_load(config, client, audit_prompts(config, _data(config), samples))
-    engine = PolicyEngine(policy, plain_device(config))
+    engine = PlainEngine(policy, plain_device(config))
     usable, refused = usable_samples(sampled.responses, engine.facts)
     if not usable:
         raise InvalidData(

@@ -1,7 +1,6 @@
 """Checks of the candidate sets by themselves."""
 
 from dataclasses import replace
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -10,14 +9,10 @@ from torch import Tensor
 
 from services.trainer.batch.packing import PackedBatch, PackedCandidates
 from services.trainer.batch.samples import TrainSample
-from services.trainer.engine.protocol import PolicyOutput
+from services.trainer.engine.protocol import LogProbEngine
 
 # Each candidate is asked for over the whole set, so a set of c costs c². What is beyond this in a batch is left out.
 PAIRS_PER_BATCH = 4_000_000
-
-
-class _Engine(Protocol):
-    def logprobs(self, batch: PackedBatch, *, keep_routing: bool = True) -> PolicyOutput: ...
 
 
 def sampled_inside(sample: TrainSample) -> int:
@@ -29,7 +24,7 @@ def sampled_inside(sample: TrainSample) -> int:
     return sum(int(token in allowed) for token, allowed in zip(sample.token_ids, sets, strict=True))
 
 
-def probability_sums(batch: PackedBatch, engine: _Engine, *, keep_routing: bool) -> Float[Tensor, "checked"]:
+def probability_sums(batch: PackedBatch, engine: LogProbEngine, *, keep_routing: bool) -> Float[Tensor, "checked"]:
     """For positions of the batch, the sum over the candidate set of the trainer's probability of each candidate.
 
     Positions are drawn at random, always the same ones, as far as PAIRS_PER_BATCH allows. Empty without sets.

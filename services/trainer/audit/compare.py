@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -11,27 +10,14 @@ from torch import Tensor
 
 from services.common.run_files.audit_report import CandidateFacts, Mismatch, ReplayKind
 from services.trainer.audit.candidates import probability_sums, sampled_inside
-from services.trainer.batch.model_facts import ModelFacts
 from services.trainer.batch.packing import PackedBatch, pack, plan_microbatches
 from services.trainer.batch.samples import TrainSample
-from services.trainer.engine.protocol import PolicyOutput
+from services.trainer.engine.protocol import LogProbEngine
 from services.trainer.objective.kl import k3
 
 QUANTILES = (0.5, 0.9, 0.99)
 
 Replayed = tuple[ReplayKind, ...]
-
-
-class LogProbEngine(Protocol):
-    """The part of a TrainEngine that needs no optimizer; of one rank."""
-
-    @property
-    def device(self) -> torch.device: ...
-
-    @property
-    def facts(self) -> ModelFacts: ...
-
-    def logprobs(self, batch: PackedBatch, *, keep_routing: bool = True) -> PolicyOutput: ...
 
 
 @dataclass(frozen=True)

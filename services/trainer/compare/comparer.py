@@ -12,9 +12,8 @@ from services.common.run_files.compare_report import ComparedStep, CompareReport
 from services.common.run_files.recorded_steps import RecordedStep
 from services.common.secrets import hidden_override
 from services.trainer.batch.groups import batch_samples
-from services.trainer.engine.device import plain_device
-from services.trainer.engine.gradient_engine import GradientEngine
-from services.trainer.model.policy import load_policy
+from services.trainer.engine.plain_engine import PlainEngine, plain_device
+from services.trainer.model.policy import configured_policy
 from services.trainer.update.algorithm import configured_algorithm
 from services.trainer.update.open import open_updater
 from services.trainer.update.reference import Reference, open_reference
@@ -68,26 +67,15 @@ class Engines:
 
     def __init__(self, step: RecordedStep) -> None:
         self._step = step
-        self._loaded: dict[str, GradientEngine] = {}
+        self._loaded: dict[str, PlainEngine] = {}
 
-    def of(self, config: Config) -> GradientEngine:
+    def of(self, config: Config) -> PlainEngine:
         kind = config.algorithm.critic if configured_algorithm(config).value is not None else "none"
         if kind not in self._loaded:
-            self._loaded[kind] = self._load(config, kind)
+            device = plain_device(config)
+            policy = configured_policy(config, str(self._step.policy), device)
+            self._loaded[kind] = PlainEngine(policy, device, self._step.record.steps_applied)
         return self._loaded[kind]
-
-    def _load(self, config: Config, kind: str) -> GradientEngine:
-        policy = load_policy(
-            str(self._step.policy),
-            dtype=config.model.dtype,
-            keep_routing=config.rl_stability.consistency.keep_routing,
-            gradient_checkpointing=config.trainer.gradient_checkpointing,
-            value_head=kind == "shared",
-            critic_path=(config.algorithm.critic_path or config.model.path) if kind == "separate" else None,
-            attention=config.model.attention,
-            device=plain_device(config),
-        )
-        return GradientEngine(policy, plain_device(config), self._step.record.steps_applied)
 
 
 class References:
@@ -96,7 +84,7 @@ class References:
     def __init__(self) -> None:
         self._loaded: dict[str, Reference | None] = {}
 
-    def of(self, config: Config, engine: GradientEngine) -> Reference | None:
+    def of(self, config: Config, engine: PlainEngine) -> Reference | None:
         key = f"{config.model.model_dump_json()} {config.reference.model_dump_json()}"
         if self._loaded.get(key) is None:
             self._loaded[key] = open_reference(config, engine)

@@ -19,13 +19,13 @@ from services.trainer.engine import identity, zero_state
 from services.trainer.engine.convert import DONE, UNIVERSAL_TAG, Conversion
 from services.trainer.engine.deepspeed_config import deepspeed_config
 from services.trainer.engine.optimizer import build_optimizer, parameter_groups, set_learning_rates
+from services.trainer.engine.plain_engine import plain_device
 from services.trainer.engine.protocol import PolicyOutput, Reduction, StepResult
 from services.trainer.engine.zero_sharding import ZeroSharding, keeping_buffers
 from services.trainer.export.policy_files import copy_tokenizer, separate_tensors, stream_model, write_model
 from services.trainer.export.tensors import WeightSource, whole_tensors
 from services.trainer.model.load import model_directory
-from services.trainer.model.policy import Policy, load_policy
-from services.trainer.objective import find_algorithm
+from services.trainer.model.policy import Policy, configured_policy
 
 DEEPSPEED_TAG = "deepspeed"
 MIN_COLLECTIVE_SECONDS = 600.0
@@ -36,25 +36,12 @@ _REDUCTIONS = {"sum": dist.ReduceOp.SUM, "min": dist.ReduceOp.MIN, "max": dist.R
 def open_engine(config: Config) -> "DeepSpeedEngine":
     """Joins the process group (torchrun's variables, else alone), loads the policy and shards it.
 
-    Raises InvalidData for a model that cannot be trained exactly, ValueError for an unknown algorithm: it decides
-    whether there is a value head or a critic.
+    Raises InvalidData for a model that cannot be trained exactly, ValueError for an unknown algorithm.
     """
-    has_critic = find_algorithm(config.algorithm.name).value is not None
-    separate = has_critic and config.algorithm.critic == "separate"
     joined = not dist.is_initialized()
     device = join_process_group(config)
     sharding = ZeroSharding(config, device) if config.trainer.zero_stage == 3 else None
-    policy = load_policy(
-        config.model.path,
-        dtype=config.model.dtype,
-        keep_routing=config.rl_stability.consistency.keep_routing,
-        gradient_checkpointing=config.trainer.gradient_checkpointing,
-        value_head=has_critic and not separate,
-        critic_path=config.algorithm.critic_path or config.model.path if separate else None,
-        attention=config.model.attention,
-        device=device,
-        sharding=sharding,
-    )
+    policy = configured_policy(config, config.model.path, device, sharding)
     source = model_directory(config.model.path)
     return DeepSpeedEngine(config, policy, device, source=source, sharding=sharding, leaves_group=joined)
 
@@ -256,10 +243,7 @@ class DeepSpeedEngine:
 
 
 def join_process_group(config: Config) -> torch.device:
-    wanted = config.trainer.device
-    if wanted == "cuda" and not torch.cuda.is_available():
-        raise InvalidData("device_missing", "trainer.device is cuda, but torch sees no CUDA device")
-    cuda = wanted == "cuda" or (wanted == "auto" and torch.cuda.is_available())
+    cuda = plain_device(config).type == "cuda"
     # DeepSpeed reads these; torchrun sets the rank's own.
     os.environ["DS_ACCELERATOR"] = "cuda" if cuda else "cpu"
     os.environ["TORCHDYNAMO_DISABLE"] = "1"

@@ -1,4 +1,4 @@
-"""What the training loop needs from an engine. Every method is collective: all ranks call it."""
+"""What an engine does, by what its users need of it. Every method is collective: all ranks call it."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,8 +43,22 @@ class StepResult:
     learning_rate: float
 
 
-class TrainEngine(Protocol):
-    """Holds policy, optimizer and schedule.
+class LogProbEngine(Protocol):
+    """Holds a policy."""
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def facts(self) -> ModelFacts: ...
+
+    def logprobs(self, batch: PackedBatch, *, keep_routing: bool = True) -> PolicyOutput:
+        """Without gradients."""
+        ...
+
+
+class UpdateEngine(LogProbEngine, Protocol):
+    """Holds policy, optimizer and schedule; what one batch is trained with.
 
     A step is, on each rank and for as many micro-batches as every other rank has: `forward`, then `backward`, the last
     one with `last`; then `step`. The losses of all micro-batches of all ranks sum to the step's loss.
@@ -57,22 +71,12 @@ class TrainEngine(Protocol):
     def world_size(self) -> int: ...
 
     @property
-    def device(self) -> torch.device: ...
-
-    @property
     def sharding(self) -> Sharding | None:
         """How models other than the policy are sharded over the ranks; None where each rank has its own."""
         ...
 
     @property
-    def facts(self) -> ModelFacts: ...
-
-    @property
     def steps_applied(self) -> int: ...
-
-    def logprobs(self, batch: PackedBatch, *, keep_routing: bool = True) -> PolicyOutput:
-        """Without gradients."""
-        ...
 
     def forward(self, batch: PackedBatch, *, keep_routing: bool = True, entropy_gradient: bool = False) -> PolicyOutput:
         """With gradients, of the entropies only with `entropy_gradient`.
@@ -85,13 +89,13 @@ class TrainEngine(Protocol):
 
     def step(self) -> StepResult: ...
 
-    def finite(self) -> bool:
-        """Whether every parameter and all optimizer state is finite, on all ranks, and no parameter beyond float16."""
+    def all_reduce(self, values: Tensor, operation: Reduction) -> Tensor:
+        """A new tensor where `values` is; every rank passes the same shape and dtype."""
         ...
 
-    def save(self, directory: Path) -> None:
-        """Parameters, optimizer, schedule and each rank's random state, exactly."""
-        ...
+
+class RerunEngine(UpdateEngine, Protocol):
+    """Takes up a state that was saved, and tells whether it is the same as another."""
 
     def load(self, directory: Path) -> None:
         """Exactly what was saved, by any number of ranks.
@@ -109,6 +113,18 @@ class TrainEngine(Protocol):
         """
         ...
 
+
+class TrainEngine(RerunEngine, Protocol):
+    """All that a run needs: checks, checkpoints, and policies to publish."""
+
+    def finite(self) -> bool:
+        """Whether every parameter and all optimizer state is finite, on all ranks, and no parameter beyond float16."""
+        ...
+
+    def save(self, directory: Path) -> None:
+        """Parameters, optimizer, schedule and each rank's random state, exactly."""
+        ...
+
     def export(self, directory: Path) -> None:
         """A Hugging Face checkpoint that transformers and vLLM load, tokenizer included."""
         ...
@@ -119,10 +135,6 @@ class TrainEngine(Protocol):
 
     def broadcast_bytes(self, data: bytes | None) -> bytes:
         """Rank 0's `data` on every rank; the others pass None."""
-        ...
-
-    def all_reduce(self, values: Tensor, operation: Reduction) -> Tensor:
-        """A new tensor where `values` is; every rank passes the same shape and dtype."""
         ...
 
     def barrier(self) -> None: ...

@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from services.common.config import Config
 from services.common.errors import InvalidData
 from services.trainer.batch.model_facts import ModelFacts
 from services.trainer.batch.packing import PackedBatch
@@ -15,6 +16,7 @@ from services.trainer.model.logprobs import LogProbHead, LogProbQuery
 from services.trainer.model.probe import Probe, probe
 from services.trainer.model.routing_replay import Router, RoutingAgreement, RoutingReplay, find_routers
 from services.trainer.model.sharding import Sharding, whole_shape
+from services.trainer.objective import find_algorithm
 
 
 class Policy(nn.Module):
@@ -111,6 +113,26 @@ class Policy(nn.Module):
         )
         hidden: Tensor = output.last_hidden_state[0, batch.predicting]
         return hidden
+
+
+def configured_policy(config: Config, path: str, device: torch.device, sharding: Sharding | None = None) -> Policy:
+    """As the configuration trains it: with the value head or the critic of its algorithm. Raises as load_policy does.
+
+    Raises ValueError for an unknown algorithm: it decides whether there is a value head or a critic.
+    """
+    has_critic = find_algorithm(config.algorithm.name).value is not None
+    separate = has_critic and config.algorithm.critic == "separate"
+    return load_policy(
+        path,
+        dtype=config.model.dtype,
+        keep_routing=config.rl_stability.consistency.keep_routing,
+        gradient_checkpointing=config.trainer.gradient_checkpointing,
+        value_head=has_critic and not separate,
+        critic_path=config.algorithm.critic_path or config.model.path if separate else None,
+        attention=config.model.attention,
+        device=device,
+        sharding=sharding,
+    )
 
 
 def load_policy(

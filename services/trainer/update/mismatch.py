@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from services.trainer.batch.packing import MicroBatch, PackedBatch
-from services.trainer.engine.protocol import PolicyOutput, TrainEngine
+from services.trainer.engine.protocol import PolicyOutput, UpdateEngine
 from services.trainer.metrics.step_metrics import StepMetrics
 
 
@@ -47,7 +47,7 @@ class SamplerComparison:
         return values
 
 
-def compare_with_sampler(measured: Sequence[Measured], engine: TrainEngine) -> SamplerComparison:
+def compare_with_sampler(measured: Sequence[Measured], engine: UpdateEngine) -> SamplerComparison:
     """Sampler against trainer before the step. Collective."""
     sums = torch.zeros(7, dtype=torch.float64)
     largest = torch.zeros(1, dtype=torch.float64)

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from services.trainer.batch.packing import PackedBatch
-from services.trainer.engine.protocol import PolicyOutput, TrainEngine
+from services.trainer.engine.protocol import PolicyOutput, UpdateEngine
 
 Reason = Literal["forward", "loss", "gradient"]
 # The graver one counts where ranks differ.
@@ -28,7 +28,7 @@ class Skipped:
 class FiniteCheck:
     """Over the samples of one optimizer step. Each rank checks its own micro-batches; `shared` is collective."""
 
-    def __init__(self, sample_ids: Sequence[str], engine: TrainEngine) -> None:
+    def __init__(self, sample_ids: Sequence[str], engine: UpdateEngine) -> None:
         """The same ids in the same order on every rank."""
         self._ids, self._engine = tuple(sample_ids), engine
         self._positions = {sample_id: index for index, sample_id in enumerate(self._ids)}

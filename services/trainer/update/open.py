@@ -5,7 +5,7 @@ from typing import Protocol
 
 from services.common.config import Config
 from services.trainer.batch.samples import TrainSample
-from services.trainer.engine.protocol import TrainEngine
+from services.trainer.engine.protocol import UpdateEngine
 from services.trainer.metrics.step_metrics import StepMetrics
 from services.trainer.objective import PreferenceAlgorithm
 from services.trainer.update.algorithm import configured_algorithm
@@ -20,7 +20,7 @@ class TrainsBatches(Protocol):
         ...
 
 
-def open_updater(config: Config, engine: TrainEngine, reference: Reference | None) -> Updater | PreferenceUpdater:
+def open_updater(config: Config, engine: UpdateEngine, reference: Reference | None) -> Updater | PreferenceUpdater:
     """Raises ValueError for an unknown algorithm, or one that learns from preferences without a reference."""
     if not isinstance(configured_algorithm(config), PreferenceAlgorithm):
         return Updater(config, engine, reference)

@@ -10,7 +10,7 @@ from torch import Tensor
 from services.common.config import Config
 from services.trainer.batch.packing import MicroBatch, PackedBatch, pack, plan_microbatches
 from services.trainer.batch.samples import TrainSample
-from services.trainer.engine.protocol import TrainEngine
+from services.trainer.engine.protocol import UpdateEngine
 from services.trainer.metrics.step_metrics import StepMetrics, empty, split
 from services.trainer.objective import LossInputs, Metrics, Objective, compute_loss, keep_sequences, sequence_divergence
 from services.trainer.update.algorithm import build_objective
@@ -24,7 +24,7 @@ from services.trainer.update.reference import Reference
 class Updater:
     """Settings are read again at each batch, so that a change takes effect between two of them."""
 
-    def __init__(self, config: Config, engine: TrainEngine, reference: Reference | None) -> None:
+    def __init__(self, config: Config, engine: UpdateEngine, reference: Reference | None) -> None:
         self._config, self._engine, self._reference = config, engine, reference
         # Optimizer steps of the last batch that changed nothing; the same on every rank.
         self.skipped: list[Skipped] = []
@@ -193,7 +193,7 @@ class Updater:
         return self._config.rl_stability.consistency.keep_routing and self._engine.facts.moe_layers > 0
 
 
-def _check(samples: Sequence[TrainSample], engine: TrainEngine) -> FiniteCheck:
+def _check(samples: Sequence[TrainSample], engine: UpdateEngine) -> FiniteCheck:
     return FiniteCheck([sample.sample_id for sample in samples], engine)
 
 

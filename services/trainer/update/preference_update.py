@@ -12,7 +12,7 @@ from services.common.logs import get_logger
 from services.trainer.batch.packing import MicroBatch, PackedBatch, pack, plan_microbatches
 from services.trainer.batch.pairs import Pair, pairs_of
 from services.trainer.batch.samples import TrainSample
-from services.trainer.engine.protocol import TrainEngine
+from services.trainer.engine.protocol import UpdateEngine
 from services.trainer.metrics.step_metrics import StepMetrics, empty, split
 from services.trainer.objective import LossOutputs, Metrics, PreferenceAlgorithm
 from services.trainer.objective.segments import segment_sum
@@ -34,7 +34,7 @@ class PreferenceUpdater:
     own routing and the whole vocabulary where the answers come from a file.
     """
 
-    def __init__(self, config: Config, engine: TrainEngine, reference: Reference) -> None:
+    def __init__(self, config: Config, engine: UpdateEngine, reference: Reference) -> None:
         """Raises InvalidData for a model whose packed sequences see each other."""
         if not engine.facts.packs:
             raise InvalidData(
@@ -176,7 +176,7 @@ class PreferenceUpdater:
         return found
 
 
-def _check(pairs: Sequence[Pair], engine: TrainEngine) -> FiniteCheck:
+def _check(pairs: Sequence[Pair], engine: UpdateEngine) -> FiniteCheck:
     return FiniteCheck([sample.sample_id for pair in pairs for sample in (pair.chosen, pair.rejected)], engine)
 
 

@@ -10,7 +10,7 @@ from services.common.config import Config, ModelConfig, ReferenceConfig
 from services.common.errors import InvalidData
 from services.trainer.batch.model_facts import ModelFacts
 from services.trainer.batch.packing import PackedBatch
-from services.trainer.engine.protocol import TrainEngine
+from services.trainer.engine.protocol import UpdateEngine
 from services.trainer.model.load import FLASH
 from services.trainer.model.policy import Policy, load_policy
 from services.trainer.model.quantization import quantize
@@ -85,7 +85,7 @@ def check_reference(reference: ModelFacts, policy: ModelFacts, *, keep_routing: 
         )
 
 
-def open_reference(config: Config, engine: TrainEngine) -> Reference | None:
+def open_reference(config: Config, engine: UpdateEngine) -> Reference | None:
     """None where the configuration needs none. Raises InvalidData as load_reference and check_reference do."""
     if not needs_reference(config):
         return None

@@ -24,7 +24,7 @@ from services.rollout.groups.assemble import assemble
 from services.trainer.batch.groups import batch_samples
 from services.trainer.batch.packing import pack
 from services.trainer.batch.samples import TrainSample
-from services.trainer.engine.gradient_engine import GradientEngine
+from services.trainer.engine.plain_engine import PlainEngine
 from services.trainer.model.policy import Policy
 from services.trainer.update.policy_update import Updater
 from services.trainer.update.reference import Reference
@@ -116,7 +116,7 @@ def batch() -> Batch:
 def system(batch: Batch, *overrides: str) -> tuple[dict[str, float], torch.Tensor]:
     """Step metrics and gradient of the trainer's update under the quickstart's YAML, in micro-batches of 64 tokens."""
     config = load_config(QUICKSTART, ["trainer.tokens_per_microbatch=64", *overrides], environment={})
-    engine = GradientEngine(make_policy(1), torch.device("cpu"), steps_applied=0)
+    engine = PlainEngine(make_policy(1), torch.device("cpu"), steps_applied=0)
     samples = batch_samples(batch.order(), config, engine.facts)
     values = Updater(config, engine, Reference(make_policy(2), torch.device("cpu"))).train(samples)
     gradient = engine.take_gradient()

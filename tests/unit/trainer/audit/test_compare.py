@@ -8,11 +8,11 @@ from services.common.errors import InvalidData
 from services.common.run_files.audit_report import Mismatch
 from services.common.wire.replay_data import CandidateSets
 from services.trainer.audit import candidates
-from services.trainer.audit.auditor import PolicyEngine
 from services.trainer.audit.candidates import probability_sums, sampled_inside
 from services.trainer.audit.compare import Comparison, compare
 from services.trainer.batch.packing import PackedBatch, pack
 from services.trainer.batch.samples import TrainSample
+from services.trainer.engine.plain_engine import PlainEngine
 from services.trainer.engine.protocol import PolicyOutput
 from services.trainer.model.policy import Policy
 from services.trainer.model.routing_replay import find_routers
@@ -22,8 +22,8 @@ LENGTHS = [(4, 5), (1, 3), (6, 1), (2, 7), (5, 9), (3, 4)]
 BUDGET = 24
 
 
-def engine_of(family: str) -> PolicyEngine:
-    return PolicyEngine(Policy(make_model(family)), torch.device("cpu"))
+def engine_of(family: str) -> PlainEngine:
+    return PlainEngine(Policy(make_model(family)), torch.device("cpu"))
 
 
 def native_routing(policy: Policy, sample: TrainSample) -> np.ndarray:
@@ -60,9 +60,9 @@ def row(comparison: Comparison, *replayed: str) -> Mismatch:
 
 
 @pytest.fixture(scope="module")
-def moe() -> tuple[PolicyEngine, list[TrainSample]]:
+def moe() -> tuple[PlainEngine, list[TrainSample]]:
     engine = engine_of("qwen3_moe")
-    return engine, drawn_by(engine._policy, make_samples(LENGTHS, candidates=12))
+    return engine, drawn_by(engine.policy, make_samples(LENGTHS, candidates=12))
 
 
 def test_equal_weights_agree_and_what_is_not_replayed_shows(moe) -> None:
@@ -124,7 +124,7 @@ def test_a_sampler_that_routed_otherwise_agrees_only_with_replay() -> None:
     engine = engine_of("qwen3_moe")
     samples = make_samples(LENGTHS, routing=(2, 8, 2), candidates=12)
     with torch.no_grad():
-        samples = [replace(sample, rollout_logprobs=engine._policy(pack([sample]))[0].numpy()) for sample in samples]
+        samples = [replace(sample, rollout_logprobs=engine.policy(pack([sample]))[0].numpy()) for sample in samples]
     comparison = compare(samples, engine, tokens_per_microbatch=BUDGET)
     assert row(comparison, "routing", "candidates").difference_max <= 1e-5
     assert row(comparison, "candidates").difference_max > 0.01
@@ -133,11 +133,11 @@ def test_a_sampler_that_routed_otherwise_agrees_only_with_replay() -> None:
 
 def test_a_dense_model_and_the_whole_vocabulary_have_fewer_rows() -> None:
     engine = engine_of("qwen3")
-    masked = drawn_by(engine._policy, make_samples(LENGTHS, candidates=12))
+    masked = drawn_by(engine.policy, make_samples(LENGTHS, candidates=12))
     comparison = compare(masked, engine, tokens_per_microbatch=BUDGET)
     assert [found.replayed for found in comparison.rows] == [("candidates",), ()]
     assert comparison.rows[0].agreement == ()
-    whole = drawn_by(engine._policy, make_samples(LENGTHS))
+    whole = drawn_by(engine.policy, make_samples(LENGTHS))
     comparison = compare(whole, engine, tokens_per_microbatch=BUDGET)
     assert [found.replayed for found in comparison.rows] == [()]
     assert comparison.rows[0].difference_max <= 1e-5
@@ -146,7 +146,7 @@ def test_a_dense_model_and_the_whole_vocabulary_have_fewer_rows() -> None:
 
 def test_families_that_do_not_pack_are_compared_one_sample_at_a_time() -> None:
     engine = engine_of("gpt_oss")
-    comparison = compare(drawn_by(engine._policy, make_samples(LENGTHS)), engine, tokens_per_microbatch=BUDGET)
+    comparison = compare(drawn_by(engine.policy, make_samples(LENGTHS)), engine, tokens_per_microbatch=BUDGET)
     assert row(comparison, "routing").difference_max <= 1e-5
 
 
@@ -175,7 +175,7 @@ def test_a_sampled_token_outside_its_set_is_counted_and_refused(moe) -> None:
 class _Doubling:
     """A head that forgets to normalise."""
 
-    def __init__(self, engine: PolicyEngine) -> None:
+    def __init__(self, engine: PlainEngine) -> None:
         self._engine = engine
 
     def logprobs(self, batch: PackedBatch, *, keep_routing: bool = True) -> PolicyOutput:

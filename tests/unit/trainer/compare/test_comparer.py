@@ -9,7 +9,7 @@ from services.common.errors import InvalidData
 from services.common.run_files.recorded_steps import chosen_steps, recorded_step, write_order
 from services.trainer.batch.packing import pack
 from services.trainer.compare.comparer import compare, cosine
-from services.trainer.engine.gradient_engine import GradientEngine
+from services.trainer.engine.plain_engine import PlainEngine
 from services.trainer.model.policy import Policy
 from services.trainer.update.policy_update import Updater
 from tests.support.model_families import make_model, make_samples
@@ -25,7 +25,7 @@ def run(tmp_path_factory):
 def test_the_engine_keeps_the_gradient_and_changes_nothing():
     policy = Policy(make_model("qwen3", dtype=torch.float32), value_head=True)
     before = {name: value.clone() for name, value in policy.named_parameters()}
-    engine = GradientEngine(policy, torch.device("cpu"), steps_applied=7)
+    engine = PlainEngine(policy, torch.device("cpu"), steps_applied=7)
     samples = [replace(sample, advantage=0.5) for sample in make_samples([(3, 4), (2, 5)])]
     config = update_configuration(algorithm={"name": "cispo"})
     first = Updater(config, engine, None).train(samples)

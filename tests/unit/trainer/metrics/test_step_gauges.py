@@ -20,7 +20,7 @@ from services.trainer.update.policy_update import Updater
 from services.trainer.update.preference_update import PreferenceUpdater
 from services.trainer.update.reference import Reference
 from tests.support.model_families import make_model, make_samples
-from tests.support.plain_engine import PlainEngine, update_configuration
+from tests.support.plain_engine import DescentEngine, update_configuration
 
 KNOWN = {value for gauge in STEP_GAUGES for value in gauge.values} | REPORTED_ELSEWHERE.keys()
 STABILITY = {
@@ -52,7 +52,7 @@ def test_everything_that_a_step_with_all_mechanisms_reports_has_its_metric():
     reference = Reference(Policy(make_model("qwen3_moe")), torch.device("cpu"))
     algorithm = {"name": "ppo", "entropy_coef": 0.01, "mask_truncated": True, "old_policy": "recomputed"}
     config = update_configuration(algorithm=algorithm, rl_stability=STABILITY)
-    reported = Updater(config, PlainEngine(policy), reference).train(samples())
+    reported = Updater(config, DescentEngine(policy), reference).train(samples())
     assert {"value_loss", "kl", "routing_agreement", "candidate_set_size", "truncated_fraction"} <= reported.keys()
     assert reported.keys() - KNOWN == set()
 
@@ -61,7 +61,7 @@ def test_everything_that_a_step_on_preferences_reports_has_its_metric():
     policy = Policy(make_model("qwen3_moe"))
     reference = Reference(Policy(make_model("qwen3_moe")), torch.device("cpu"))
     config = update_configuration(algorithm={"name": "dpo"})
-    updater = PreferenceUpdater(config, PlainEngine(policy), reference)
+    updater = PreferenceUpdater(config, DescentEngine(policy), reference)
     assert updater.train(samples()).keys() - KNOWN == set()
     held_out = updater.evaluate(samples()).keys()
     assert held_out - {value for gauge in EVALUATION_GAUGES for value in gauge.values} == set()

@@ -13,7 +13,7 @@ from services.trainer.model.policy import Policy
 from services.trainer.steps.pair_feed import PairFeed
 from services.trainer.steps.status import Controls, Status
 from tests.support.model_families import make_model
-from tests.support.plain_engine import PlainEngine
+from tests.support.plain_engine import DescentEngine
 
 STEP = 3
 
@@ -63,7 +63,7 @@ def test_it_resumes_where_the_checkpoint_was(feed, config):
 
 
 def test_a_pair_is_a_group_of_two_that_trains(feed, config):
-    facts = PlainEngine(Policy(make_model("qwen3"))).facts
+    facts = DescentEngine(Policy(make_model("qwen3"))).facts
     samples = batch_samples(feed.next_order().message, config, facts)
     pairs = pairs_of(samples)
     assert len(pairs) == STEP

@@ -17,7 +17,7 @@ from services.trainer.model.policy import load_policy
 from services.trainer.update.open import open_updater
 from tests.support.model_families import make_model
 from tests.support.orchestration import GROUPS, SIZE, Play, orchestrator, state, trained, until_training
-from tests.support.plain_engine import PlainEngine, update_configuration
+from tests.support.plain_engine import DescentEngine, update_configuration
 from tests.support.recorded_run import make_order
 
 BEFORE, NOW = 8, 4
@@ -34,7 +34,7 @@ def gradients(base, order, max_tokens):
     settings = update_configuration(
         model={"path": base}, sampling={"max_tokens": max_tokens}, algorithm={"aggregation": "fixed_length"}
     )
-    engine = PlainEngine(load_policy(base, dtype="float32"))
+    engine = DescentEngine(load_policy(base, dtype="float32"))
     open_updater(settings, engine, None).train(batch_samples(order, settings, engine.facts))
     return engine.gradients
 

@@ -13,13 +13,13 @@ from services.trainer.update.policy_update import Updater
 from services.trainer.update.preference_update import PreferenceUpdater
 from services.trainer.update.reference import Reference
 from tests.support.model_families import make_model, make_samples
-from tests.support.plain_engine import PlainEngine, update_configuration
+from tests.support.plain_engine import DescentEngine, update_configuration
 
 LENGTHS = [(4, 5), (2, 3), (6, 2), (1, 7)]
 BAD = "sample-2"
 
 
-class PoisonedEngine(PlainEngine):
+class PoisonedEngine(DescentEngine):
     """Makes one number of the bad sample not finite, of a `field` and in one kind of forward, as long as `on`."""
 
     def __init__(self, policy, field, *, gradient, value=math.nan):
@@ -84,7 +84,7 @@ def test_a_number_of_the_forward_makes_it_a_skipped_step(algorithm, field, gradi
 
 
 def test_a_reference_that_is_not_finite_makes_it_a_skipped_step():
-    engine = PlainEngine(Policy(make_model("qwen3")), 0.05)
+    engine = DescentEngine(Policy(make_model("qwen3")), 0.05)
 
     class Broken(Reference):
         def logprobs(self, batch, *, keep_routing):
@@ -101,7 +101,7 @@ def test_a_reference_that_is_not_finite_makes_it_a_skipped_step():
 
 def test_a_loss_that_is_too_large_makes_it_a_skipped_step():
     """Finite log-probs whose ratio, on the unclipped side, is more than float32 can hold in truth too."""
-    engine = PlainEngine(Policy(make_model("qwen3")), 0.05)
+    engine = DescentEngine(Policy(make_model("qwen3")), 0.05)
     far = [
         replace(
             sample,
@@ -122,7 +122,7 @@ def test_a_loss_that_is_too_large_makes_it_a_skipped_step():
 
 
 def test_a_gradient_that_is_not_finite_is_all_samples_fault():
-    class Overflowing(PlainEngine):
+    class Overflowing(DescentEngine):
         def backward(self, loss, *, last):
             super().backward(loss * 1e38 * 1e38, last=last)
 
@@ -167,7 +167,7 @@ def test_returns_that_no_number_of_the_trainer_holds(reward, value, budget):
 
 @pytest.mark.parametrize("gap", [1e39, -1e39, math.inf, math.nan])
 def test_an_advantage_that_float32_does_not_hold(gap):
-    engine = PlainEngine(Policy(make_model("qwen3")), 0.05)
+    engine = DescentEngine(Policy(make_model("qwen3")), 0.05)
     updater = Updater(update_configuration(trainer={"tokens_per_microbatch": 16}), engine, None)
     values = updater.train([replace(sample, advantage=gap if sample.sample_id == BAD else 1.0) for sample in samples()])
     assert (values["step_applied"], updater.skipped) == (0, [Skipped("forward", (BAD,))])
@@ -186,7 +186,7 @@ def test_log_probs_of_an_answer_whose_sum_float32_does_not_hold(value, beta):
 
 
 def test_a_margin_that_float32_does_not_hold():
-    engine = PlainEngine(Policy(make_model("qwen3")), 0.05)
+    engine = DescentEngine(Policy(make_model("qwen3")), 0.05)
     reference = Reference(Policy(make_model("qwen3")), torch.device("cpu"))
     with torch.no_grad():
         for parameter in reference._policy.parameters():

@@ -15,7 +15,7 @@ from services.trainer.update.open import open_updater
 from services.trainer.update.preference_update import PreferenceUpdater
 from services.trainer.update.reference import Reference
 from tests.support.model_families import make_model, make_samples
-from tests.support.plain_engine import PlainEngine, update_configuration
+from tests.support.plain_engine import DescentEngine, update_configuration
 
 BETA, SMOOTHING = 0.3, 0.1
 LENGTHS = [(4, 5), (4, 3), (4, 2), (2, 3), (2, 6), (3, 2), (3, 4)]
@@ -85,7 +85,7 @@ def test_the_gradient_is_that_of_the_pairs_written_out(budget, forwards, candida
     policy = make_policy()
     samples = scored_samples(candidates=candidates)
     reference = other_reference(policy)
-    engine = PlainEngine(policy)
+    engine = DescentEngine(policy)
     config = configuration(
         trainer={"tokens_per_microbatch": budget},
         model={"max_length": 8},
@@ -104,7 +104,7 @@ def test_the_gradient_is_that_of_the_pairs_written_out(budget, forwards, candida
 
 
 def test_a_small_budget_splits_between_pairs_only():
-    engine = PlainEngine(make_policy())
+    engine = DescentEngine(make_policy())
     samples = scored_samples()
     config = configuration(trainer={"tokens_per_microbatch": 32}, model={"max_length": 16})
     PreferenceUpdater(config, engine, other_reference(engine.policy)).train([*samples, *renamed(samples)])
@@ -119,7 +119,7 @@ def test_routing_and_candidates_reach_policy_and_reference_alike():
     policy = make_policy("qwen3_moe")
     facts = policy.facts
     samples = scored_samples(routing=(facts.moe_layers, facts.experts, facts.experts_per_token), candidates=9)
-    engine = PlainEngine(policy)
+    engine = DescentEngine(policy)
     # A copy would route through the hooks of the original.
     reference = Reference(make_policy("qwen3_moe"), torch.device("cpu"))
     values = PreferenceUpdater(configuration(), engine, reference).train(samples)
@@ -130,21 +130,21 @@ def test_routing_and_candidates_reach_policy_and_reference_alike():
 
 
 def test_groups_without_variance_give_no_step():
-    engine = PlainEngine(make_policy())
+    engine = DescentEngine(make_policy())
     samples = [replace(sample, reward=1.0) for sample in scored_samples()]
     values = PreferenceUpdater(configuration(), engine, other_reference(engine.policy)).train(samples)
     assert (values["preference_pairs"], values["step_applied"], engine.forwards) == (0, 0, 0)
 
 
 def test_epochs_and_minibatches_each_take_a_step():
-    engine = PlainEngine(make_policy(), rate=0.01)
+    engine = DescentEngine(make_policy(), rate=0.01)
     config = configuration(trainer={"epochs": 2, "minibatches": 2, "groups_per_step": 2})
     PreferenceUpdater(config, engine, other_reference(engine.policy)).train(scored_samples())
     assert engine.steps_applied == 4
 
 
 def test_learning_moves_held_out_pairs_ahead():
-    engine = PlainEngine(make_policy(), rate=0.05)
+    engine = DescentEngine(make_policy(), rate=0.05)
     samples = scored_samples()
     updater = PreferenceUpdater(configuration(), engine, Reference(deepcopy(engine.policy), torch.device("cpu")))
     before = updater.evaluate(samples)
@@ -165,7 +165,7 @@ def test_pairs_are_best_against_worst():
 
 
 def test_the_updater_follows_the_algorithm():
-    engine = PlainEngine(make_policy())
+    engine = DescentEngine(make_policy())
     assert isinstance(open_updater(configuration(), engine, other_reference(engine.policy)), PreferenceUpdater)
     with pytest.raises(ValueError, match="reference is missing, expected one: dpo holds on to it"):
         open_updater(configuration(), engine, None)
@@ -173,7 +173,7 @@ def test_the_updater_follows_the_algorithm():
 
 
 def test_a_model_that_does_not_pack_is_refused():
-    engine = PlainEngine(make_policy())
+    engine = DescentEngine(make_policy())
     engine.policy.facts = replace(engine.policy.facts, packs=False)
     with pytest.raises(InvalidData, match="both answers of a pair go into one micro-batch"):
         PreferenceUpdater(configuration(), engine, other_reference(engine.policy))

@@ -8,7 +8,7 @@ from services.trainer.metrics.step_metrics import SAMPLER_AGAINST_TRAINER, split
 from services.trainer.model.policy import Policy
 from services.trainer.update.policy_update import Updater
 from tests.support.model_families import make_model, make_samples
-from tests.support.plain_engine import PlainEngine, update_configuration
+from tests.support.plain_engine import DescentEngine, update_configuration
 
 LENGTHS = [(4, 5), (2, 3), (6, 2), (1, 7), (3, 4)]
 MASKING = {"sequence_masking": {"enabled": True, "divergence_threshold": 0.01, "min_keep_ratio": 0.2}}
@@ -20,7 +20,7 @@ def samples():
 
 
 def train(chosen, rate, **trainer):
-    engine = PlainEngine(Policy(make_model("qwen3_moe")), rate)
+    engine = DescentEngine(Policy(make_model("qwen3_moe")), rate)
     config = update_configuration(algorithm={"aggregation": "token_mean"}, rl_stability=MASKING, trainer=trainer)
     return Updater(config, engine, None).train(chosen)
 
