@@ -10,7 +10,7 @@ from trivet.v1 import trainer_pb2, trainer_pb2_grpc
 from services.common.config import ServerConfig
 from services.common.serving.server import ServiceServer
 from services.trainer import service
-from services.trainer.checkpoint.directory import Checkpoints
+from services.trainer.checkpoint.directory import Checkpoints, TrainerState
 from services.trainer.service import TrainerServicer
 from services.trainer.steps.status import Controls, Status
 
@@ -38,7 +38,8 @@ class WatchedControls(Controls):
 async def served(request, tmp_path):
     timeout = getattr(request, "param", 60.0)
     controls = WatchedControls()
-    servicer = TrainerServicer(Status("run", 10), controls, Checkpoints(tmp_path, 3), save_timeout_seconds=timeout)
+    controls.status, controls.checkpoints = Status("run", 10), Checkpoints(tmp_path, 3)
+    servicer = TrainerServicer(controls.status, controls, controls.checkpoints, save_timeout_seconds=timeout)
     server = ServiceServer(
         ServerConfig(),
         grpc_name="trivet.v1.TrainerService",
@@ -53,6 +54,47 @@ async def served(request, tmp_path):
 
 def save(stub, **options):
     return stub.SaveCheckpoint(trainer_pb2.SaveCheckpointRequest(), **options)
+
+
+async def test_the_status_is_what_the_main_thread_has_reported(served):
+    stub, controls = served
+    status, request = controls.status, trainer_pb2.TrainerServiceGetStatusRequest()
+    before = await stub.GetStatus(request)
+    assert (before.state, before.step, before.steps) == (trainer_pb2.TRAINER_STATE_STARTING, 0, 10)
+    assert before.eta_seconds == 0
+    status.start_clock(2)
+    status.state, status.step, status.metrics = trainer_pb2.TRAINER_STATE_TRAINING, 4, {"loss": 0.5}
+    status.evaluation, status.checkpoint_step, status.groups_in_flight = {"greedy_accuracy": 0.75}, 3, 7
+    after = await stub.GetStatus(request)
+    assert (after.state, after.step, after.version) == (trainer_pb2.TRAINER_STATE_TRAINING, 4, 4)
+    assert (dict(after.metrics), dict(after.evaluation)) == ({"loss": 0.5}, {"greedy_accuracy": 0.75})
+    assert (after.checkpoint_step, after.groups_in_flight) == (3, 7)
+    assert after.eta_seconds > 0
+
+
+async def test_a_pause_lasts_until_it_is_taken_back(served):
+    stub, controls = served
+    for _ in range(2):
+        await stub.Pause(trainer_pb2.TrainerServicePauseRequest())
+        assert controls.paused
+    await stub.Resume(trainer_pb2.TrainerServiceResumeRequest())
+    assert not controls.paused
+
+
+async def test_checkpoints_are_listed_oldest_first(served):
+    stub, controls = served
+    asked = trainer_pb2.ListCheckpointsRequest()
+    assert not (await stub.ListCheckpoints(asked)).checkpoints
+    for step in (2, 4):
+        controls.checkpoints.begin(step)
+        controls.checkpoints.commit(
+            step,
+            TrainerState(
+                step=step, history="h", model="m", data="d", config="c", world_size=1, ledger={}, saved_at=float(step)
+            ),
+        )
+    listed = (await stub.ListCheckpoints(asked)).checkpoints
+    assert [each.step for each in listed] == [2, 4]
 
 
 async def test_many_waiting_saves_are_one_save_and_hold_up_nobody(served):
