@@ -14,6 +14,7 @@ from services.trainer.batch.packing import pack
 from services.trainer.model.policy import load_policy
 from services.trainer.update.policy_update import Updater
 from tests.integration import deepspeed_worker as worker
+from tests.support import deepspeed_ranks as ranks
 from tests.support.plain_engine import DescentEngine
 
 # The first test waits for both runs of the worker.
@@ -55,23 +56,23 @@ def plain(directory: Path) -> tuple[dict[str, Tensor], list[float]]:
     parameters = dict(policy.model.named_parameters())
     optimizer = torch.optim.AdamW(
         [
-            {"params": [p for p in parameters.values() if p.ndim > 1], "weight_decay": worker.WEIGHT_DECAY},
+            {"params": [p for p in parameters.values() if p.ndim > 1], "weight_decay": ranks.WEIGHT_DECAY},
             {"params": [p for p in parameters.values() if p.ndim <= 1], "weight_decay": 0.0},
         ],
         betas=(0.9, 0.95),
         eps=1e-8,
     )
     norms = []
-    batch = pack(worker.samples())
+    batch = pack(ranks.samples())
     for step in range(2):
         for group in optimizer.param_groups:
-            group["lr"] = worker.LEARNING_RATE * (step + 1) / worker.WARMUP
+            group["lr"] = ranks.LEARNING_RATE * (step + 1) / ranks.WARMUP
         logprobs, _ = policy(batch)
         loss = -(logprobs * batch.advantages[batch.sequence_ids]).mean()
         optimizer.zero_grad()
         loss.backward()
         policy.close_routing()
-        norms.append(float(torch.nn.utils.clip_grad_norm_(parameters.values(), worker.MAX_GRAD_NORM)))
+        norms.append(float(torch.nn.utils.clip_grad_norm_(parameters.values(), ranks.MAX_GRAD_NORM)))
         optimizer.step()
     return {name: parameter.detach() for name, parameter in parameters.items()}, norms
 
@@ -115,7 +116,7 @@ def test_a_number_that_is_not_finite_on_one_rank_skips_the_step_on_all(
     result = results[world_size]["not_finite"][f"{stage}-{dtype}"]
     for reported in result["reported"].values():
         assert (reported["applied"], reported["reason"], reported["unchanged"]) == (0, "forward", True)
-        assert 0 < len(reported["samples"]) < len(worker.LENGTHS)
+        assert 0 < len(reported["samples"]) < len(ranks.LENGTHS)
     assert result["applied"] == [1, 1]
     assert result["finite_on_every_rank"] == [1, 1]
 
@@ -137,7 +138,7 @@ def test_an_export_loads_in_transformers_with_equal_log_probs(
     exported = directory / f"export-{world_size}-{stage}-{dtype}"
     policy = load_policy(str(exported), dtype=dtype)  # type: ignore[arg-type]
     with torch.no_grad():
-        logprobs, _ = policy(pack(worker.samples()[:2]))
+        logprobs, _ = policy(pack(ranks.samples()[:2]))
     expected = torch.tensor(result_of(results, case)["exported_logprobs"])
     torch.testing.assert_close(logprobs, expected, rtol=0, atol=1e-5)
     assert (exported / "tokenizer_config.json").read_bytes() == (
@@ -151,10 +152,10 @@ def test_an_export_loads_in_transformers_with_equal_log_probs(
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_the_engine_reports_what_it_does(results: dict[int, dict[str, Any]], case: tuple[int, int, str]) -> None:
     result = result_of(results, case)
-    half, full = worker.LEARNING_RATE / 2, worker.LEARNING_RATE
+    half, full = ranks.LEARNING_RATE / 2, ranks.LEARNING_RATE
     assert result["learning_rates"] == pytest.approx([half, full, full, full])
     rows, *agreeing = result["agreement"]
-    assert rows == sum(sample.forward_length for sample in worker.samples()[:2])
+    assert rows == sum(sample.forward_length for sample in ranks.samples()[:2])
     assert all(0 <= count < rows for count in agreeing)
     assert result["rotary_dtypes"] == ["torch.float32"]
     assert result["sharded"] == (case[1] == 3)
@@ -179,9 +180,9 @@ def test_ppo_trains_the_value_head_with_the_policy(
     if case[2] != "float32":
         return
     # On one rank in plain PyTorch, packed differently.
-    config = worker.configuration(directory / "model", case[1], "float32", algorithm=worker.PPO)
+    config = ranks.configuration(directory / "model", case[1], "float32", algorithm=worker.PPO)
     engine = DescentEngine(load_policy(str(directory / "model"), dtype="float32", value_head=True))
-    expected = Updater(config, engine, None).train(worker.rewarded_samples())
+    expected = Updater(config, engine, None).train(ranks.rewarded_samples())
     same = ["loss", "policy_loss", "value_loss", "entropy_loss", "grad_norm", "return", "policy_ratio", "entropy"]
     assert {name: first[name] for name in same} == pytest.approx({name: expected[name] for name in same}, rel=1e-4)
     other = ppo_result(results, (1, 1, "float32"))["steps"][1]
@@ -203,7 +204,7 @@ def test_an_export_leaves_the_value_head_out(
     assert not any(loading.values())
     policy = load_policy(str(exported), dtype=case[2])  # type: ignore[arg-type]
     with torch.no_grad():
-        logprobs, _ = policy(pack(worker.rewarded_samples()[:2]))
+        logprobs, _ = policy(pack(ranks.rewarded_samples()[:2]))
     expected = torch.tensor(ppo_result(results, case)["exported_logprobs"])
     torch.testing.assert_close(logprobs, expected, rtol=0, atol=1e-5)
 
@@ -219,9 +220,9 @@ def test_a_separate_critic_trains_and_resumes_under_zero_3_with_two_ranks(
     result = results[2]["critic"]
     first, second = result["steps"]
     model = str(directory / "model")
-    config = worker.configuration(directory / "model", 3, "float32", algorithm=worker.CRITIC)
+    config = ranks.configuration(directory / "model", 3, "float32", algorithm=worker.CRITIC)
     engine = DescentEngine(load_policy(model, dtype="float32", critic_path=model))
-    expected = Updater(config, engine, None).train(worker.rewarded_samples())
+    expected = Updater(config, engine, None).train(ranks.rewarded_samples())
     same = ["loss", "policy_loss", "value_loss", "entropy_loss", "grad_norm", "return", "policy_ratio", "entropy"]
     assert {name: first[name] for name in same} == pytest.approx({name: expected[name] for name in same}, rel=1e-4)
     assert second["value"] != 0
@@ -275,7 +276,7 @@ def test_another_number_of_ranks_goes_on_as_the_first_would(
         if entry.endswith("|step"):
             assert gap == 0, entry
         else:
-            assert gap <= (2e-6 if exact else worker.LEARNING_RATE), entry
+            assert gap <= (2e-6 if exact else ranks.LEARNING_RATE), entry
 
 
 def test_a_rank_without_a_saved_random_state_draws_for_itself(results: dict[int, dict[str, Any]]) -> None:
