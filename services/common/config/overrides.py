@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterable, Sequence
 
 from services.common.errors import ConfigError
-from services.common.secrets import hidden_override
+from services.common.secrets import hidden_override, without_secrets
 
 # A JSON list of overrides, applied before those of the command line: unlike arguments, others cannot read it.
 OVERRIDES_VARIABLE = "TRIVET_OVERRIDES"
@@ -52,4 +52,4 @@ def overrides_by_algorithm(overrides: Sequence[str], algorithms: Sequence[str]) 
 
 
 def _refused(override: str, problem: str) -> ConfigError:
-    return ConfigError(f"override {hidden_override(override)!r}: {problem}")
+    return ConfigError(f"override {without_secrets(hidden_override(override))!r}: {problem}")

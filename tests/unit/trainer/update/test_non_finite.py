@@ -26,8 +26,8 @@ class PoisonedEngine(DescentEngine):
         super().__init__(policy, 0.05)
         self.field, self.gradient, self.value, self.on = field, gradient, value, True
 
-    def _output(self, batch, keep_routing, entropy_gradient):
-        output = super()._output(batch, keep_routing, entropy_gradient)
+    def _output(self, batch, **options):
+        output = super()._output(batch, **options)
         if not self.on or BAD not in batch.sample_ids or torch.is_grad_enabled() is not self.gradient:
             return output
         bad = batch.sequence_ids == batch.sample_ids.index(BAD)
