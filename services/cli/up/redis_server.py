@@ -34,6 +34,9 @@ def main() -> None:
         stop.set()
 
     on_signals(end, (signal.SIGCHLD,))
+    # The signal of a server that ended before this line is past.
+    if not server.is_running():
+        end(0)
     stop.wait()
     if ended.is_set():
         sys.exit("the server ended by itself")

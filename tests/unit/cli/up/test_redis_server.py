@@ -1,5 +1,7 @@
 """The process that keeps a run's Redis: it ends when it is asked to, and when the server that it started does."""
 
+import re
+import signal
 import subprocess
 import sys
 import time
@@ -12,6 +14,12 @@ from services.cli.shared.processes import free_port
 from tests.support.leftovers import family, kill
 
 
+def handles(pid: int, number: signal.Signals) -> bool:
+    caught = re.search(r"^SigCgt:\s*(\w+)$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    assert caught is not None
+    return bool(int(caught[1], 16) >> (number - 1) & 1)
+
+
 @pytest.fixture
 def keeper(tmp_path: Path):
     port = free_port()
@@ -19,15 +27,13 @@ def keeper(tmp_path: Path):
     command = [sys.executable, "-m", "services.cli.up.redis_server", *arguments]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 60
+    # It watches its server once it handles SIGCHLD: until then, the server's end is a start that failed.
+    while not handles(process.pid, signal.SIGCHLD):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
     with redis.Redis(port=port) as client:
-        while True:
-            assert process.poll() is None
-            assert time.monotonic() < deadline
-            try:
-                client.ping()
-                break
-            except redis.exceptions.RedisError:
-                time.sleep(0.05)
+        assert client.ping()
     yield process
     if process.poll() is None:
         kill(family(process.pid))
