@@ -7,8 +7,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 
-def write_atomically(path: Path, content: str) -> None:
-    """Whoever reads, and a crash, finds the old file or the whole new one. Raises OSError, and then leaves nothing."""
+def write_atomically(path: Path, content: str, *, synced: bool = True) -> None:
+    """Whoever reads, and a crash, finds the old file or the whole new one. Raises OSError, and then leaves nothing.
+
+    Not `synced`, it survives the process, though perhaps not the machine.
+    """
     if path.exists() and not path.is_file():
         # A pipe or a terminal, which cannot be replaced.
         path.write_text(content, encoding="utf-8")
@@ -19,7 +22,8 @@ def write_atomically(path: Path, content: str) -> None:
         with staged.open("w", encoding="utf-8") as file:
             file.write(content)
             file.flush()
-            os.fsync(file.fileno())
+            if synced:
+                os.fsync(file.fileno())
         staged.replace(path)
     except OSError:
         staged.unlink(missing_ok=True)

@@ -86,5 +86,8 @@ def _sample_and_load(
 
 def _configured(config: Config, available: tuple[ReplayKind, ...]) -> tuple[ReplayKind, ...]:
     consistency = config.rl_stability.consistency
-    switched = {"routing": consistency.keep_routing, "candidates": consistency.keep_sampling_mask}
+    switched: dict[ReplayKind, bool] = {
+        "routing": consistency.keep_routing,
+        "candidates": consistency.keep_sampling_mask,
+    }
     return tuple(kind for kind in available if switched[kind])

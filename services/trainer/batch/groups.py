@@ -170,7 +170,7 @@ def _replay(
         max_bytes=(prompt_length + len(token_ids)) * facts.replay_bytes_per_token,
     )
     if not facts.moe_layers:
-        # Recorded from a router that the trainer does not replay.
+        # Captured from a router that the trainer does not replay.
         replay = replace(replay, routing=None)
     elif replay.routing is None:
         raise InvalidData(

@@ -5,13 +5,13 @@ Nothing says which of a step's groups it was, so it counts against all of them.
 """
 
 import json
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from services.common.errors import InvalidData
 from services.common.logs import get_logger
+from services.common.run_files.atomic import write_atomically
 
 TRAINER_ENDED = "trainer_ended"
 
@@ -50,11 +50,9 @@ class Deaths:
         self._write([])
 
     def _write(self, under_way: Sequence[int]) -> None:
-        """Atomically. It outlives the process; that it outlives the machine is not needed, so nothing is synced."""
         content = {"deaths": self._counts, "step": list(under_way)}
-        staged = self._path.with_suffix(".new")
-        staged.write_text(json.dumps(content), encoding="utf-8")
-        os.replace(staged, self._path)
+        # A machine that goes down says nothing about an entry.
+        write_atomically(self._path, json.dumps(content), synced=False)
 
 
 def _read(path: Path) -> tuple[dict[int, int], list[int]]:

@@ -12,10 +12,7 @@ def core(*errors):
     """What a process of vLLM does that fails: it logs why, and ends."""
     keep_first_failure()
     for error in errors:
-        try:
-            raise error
-        except Exception:
-            logging.getLogger("vllm").exception("failed to start")
+        logging.getLogger("vllm").error("failed to start", exc_info=error)
 
 
 def start(method, *errors):
