@@ -63,12 +63,13 @@ def main() -> None:
 
 
 def _run(config: Config) -> bool:
-    from services.trainer.engine.deepspeed_engine import open_engine
-
     controls = Controls()
     _obey_signals(controls)
     with starting():
         data = _load_data(config)
+    # Only now: who gives wrong data need not wait until DeepSpeed is imported.
+    from services.trainer.engine.deepspeed_engine import open_engine
+
     lease = _lease(config, controls)
     with starting():
         engine = open_engine(config)

@@ -29,7 +29,7 @@ class Broker:
 
     @contextmanager
     def silent(self, seconds: float) -> Iterator[None]:
-        """It takes connections and calls, and answers them when the time is up."""
+        """It takes connections and calls, and answers them when the time is up or the block ends."""
         pid = int(self.client.info("server")["process_id"])
         os.kill(pid, signal.SIGSTOP)
         timer = threading.Timer(seconds, os.kill, [pid, signal.SIGCONT])
@@ -37,7 +37,8 @@ class Broker:
         try:
             yield
         finally:
-            timer.join()
+            timer.cancel()
+            os.kill(pid, signal.SIGCONT)
 
     def restart(self, seconds: float, *, empty: bool = False) -> None:
         """After `seconds` in which nobody listens; with its data, or `empty`."""

@@ -51,9 +51,10 @@ class Play:
         scores = [sample_pb2.Score(reward=index % 2, raw_reward=index % 2) for index in range(prompt.group_size)]
         return sample_pb2.ScoredGroup(group=sample_pb2.Group(prompt=prompt, samples=samples), scores=scores)
 
-    def answer(self, change=lambda scored: None) -> list[int]:
+    def answer(self, change=lambda scored: None, entries=None) -> list[int]:
+        """Requests of the entries, of those that can be read where none are given."""
         answered = []
-        for entry in self.read():
+        for entry in self.read() if entries is None else entries:
             scored = self.group(entry.message)
             change(scored)
             self.prompts.forward(entry.id, self.scored, scored)

@@ -3,7 +3,6 @@
 import asyncio
 import importlib
 import os
-import random
 import signal
 import time
 from decimal import Decimal
@@ -91,9 +90,12 @@ def flaky(prompt, completion, metadata):
     return 1.0
 
 
-def sleepy(prompt, completion, metadata):
-    time.sleep(metadata["seconds"])
-    return random.random()
+def meets(prompt, completion, metadata):
+    """Returns once another call, in another process, is under way too."""
+    Path(metadata["me"]).touch()
+    while not Path(metadata["other"]).exists():
+        time.sleep(0.01)
+    return 1.0
 
 
 def process_id(prompt, completion, metadata):

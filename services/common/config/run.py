@@ -2,7 +2,6 @@ from pathlib import Path
 from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
-from redis.connection import parse_url
 
 from services.common.config.addresses import is_ipv6
 from services.common.config.base import Section
@@ -55,11 +54,15 @@ class RedisConfig(Section):
     @field_validator("url")
     @classmethod
     def _scheme(cls, url: str | None) -> str | None:
-        if url is not None and not url.startswith(("redis://", "rediss://", "unix://")):
+        if url is None:
+            return None
+        if not url.startswith(("redis://", "rediss://", "unix://")):
             raise ValueError("expected a redis://, rediss:// or unix:// address")
+        # Here: scorers' processes, which know no Redis, read the configuration, too.
+        from redis.connection import parse_url
+
         try:
-            if url is not None:
-                parse_url(url)  # type: ignore[no-untyped-call]
+            parse_url(url)  # type: ignore[no-untyped-call]
         except ValueError:
             # The parser's own words hold parts of the password.
             raise ValueError(

@@ -1,12 +1,17 @@
 """The chart's small programs, run against the real services and Redis that they talk to."""
 
 import asyncio
+import functools
+import importlib.util
+import io
 import os
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,11 +29,49 @@ SCRIPTS = CHART / "files" / "scripts"
 TOKEN = "a-token-of-enough-letters"
 
 
-def run(script: str, *arguments: str, index: int = 0, seconds: float = 30) -> "subprocess.CompletedProcess[str]":
+@functools.cache
+def loaded(script: str) -> Any:
+    spec = importlib.util.spec_from_file_location(script.removesuffix(".py"), SCRIPTS / script)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@dataclass
+class Ended:
+    status: int
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Calls a script's main function as its process would, but for the second between two looks."""
+
+    def call(script: str, *arguments: str, index: int = 0) -> Ended:
+        module, said = loaded(script), SimpleNamespace(stdout=io.StringIO(), stderr=io.StringIO())
+        monkeypatch.setenv("JOB_COMPLETION_INDEX", str(index))
+        monkeypatch.setattr(module, "sys", said)
+        monkeypatch.setattr(module, "LOOK_SECONDS", 0.02)
+        return Ended(module.main(list(arguments)), said.stdout.getvalue(), said.stderr.getvalue())
+
+    return call
+
+
+def test_each_is_a_program(redis_url: str, tmp_path: Path) -> None:
+    (tmp_path / "url").write_text(redis_url)
+    nobody = f"--address=127.0.0.1:{free_port()}"
     paths = os.pathsep.join([str(engine.ROOT), str(engine.ROOT / "proto")])
-    environment = {**os.environ, "JOB_COMPLETION_INDEX": str(index), "PYTHONPATH": paths}
-    command = [sys.executable, str(SCRIPTS / script), *arguments]
-    return subprocess.run(command, env=environment, check=False, capture_output=True, text=True, timeout=seconds)
+    for status, script, *arguments in (
+        (0, "check.py", f"--redis-url-file={tmp_path / 'url'}"),
+        (0, "drain.py", "trainer", "--seconds=20"),
+        (0, "drain.py", "rollout", nobody, "--seconds=20", f"--token-file={tmp_path / 'url'}"),
+        (0, "wait.py", str(tmp_path / "url"), "--seconds=0"),
+        (1, "wait.py", str(tmp_path / "missing"), "--seconds=0"),
+    ):
+        command = [sys.executable, str(SCRIPTS / script), *arguments]
+        ended = subprocess.run(command, env={**os.environ, "PYTHONPATH": paths}, check=False, timeout=60)
+        assert ended.returncode == status, command
 
 
 class Rollout(rollout_pb2_grpc.RolloutServiceServicer):
@@ -100,36 +143,36 @@ def serve() -> Iterator[Any]:
         each.stop()
 
 
-def test_a_rollout_is_paused_and_waited_for(serve: Any, token_file: str) -> None:
+def test_a_rollout_is_paused_and_waited_for(run: Any, serve: Any, token_file: str) -> None:
     rollout = Rollout(polls=1)
     served = serve(lambda server: rollout_pb2_grpc.add_RolloutServiceServicer_to_server(rollout, server))
 
     ended = run("drain.py", "rollout", f"--address={served.grpc}", "--seconds=20", token_file)
 
-    assert (ended.returncode, ended.stderr) == (0, "")
+    assert (ended.status, ended.stderr) == (0, "")
     assert rollout.paused
     # Once with groups in work, and twice without.
     assert rollout.asked == 3
 
 
-def test_a_rollout_that_does_not_finish_is_left_when_the_time_is_up(serve: Any, token_file: str) -> None:
+def test_a_rollout_that_does_not_finish_is_left_when_the_time_is_up(run: Any, serve: Any, token_file: str) -> None:
     rollout = Rollout(polls=1000)
     served = serve(lambda server: rollout_pb2_grpc.add_RolloutServiceServicer_to_server(rollout, server))
 
     ended = run("drain.py", "rollout", f"--address={served.grpc}", "--seconds=0.5", token_file)
 
-    assert ended.returncode == 1
+    assert ended.status == 1
     assert "3 groups are left for another rollout" in ended.stderr
 
 
-def test_a_rollout_that_is_gone_holds_nobody_up(token_file: str) -> None:
+def test_a_rollout_that_is_gone_holds_nobody_up(run: Any, token_file: str) -> None:
     ended = run("drain.py", "rollout", f"--address=127.0.0.1:{free_port()}", "--seconds=20", token_file)
 
-    assert ended.returncode == 0
+    assert ended.status == 0
     assert "UNAVAILABLE" in ended.stderr
 
 
-def test_a_wrong_token_is_reported(serve: Any, tmp_path: Path) -> None:
+def test_a_wrong_token_is_reported(run: Any, serve: Any, tmp_path: Path) -> None:
     rollout = Rollout(polls=0)
     served = serve(lambda server: rollout_pb2_grpc.add_RolloutServiceServicer_to_server(rollout, server))
     (tmp_path / "wrong").write_text("another-token-altogether")
@@ -141,29 +184,31 @@ def test_a_wrong_token_is_reported(serve: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("index", "calls"), [(0, []), (1, ["save", "pause"])])
-def test_ranks_that_leave_have_rank_0_save_and_pause(index: int, calls: list[str], serve: Any, token_file: str) -> None:
+def test_ranks_that_leave_have_rank_0_save_and_pause(
+    run: Any, index: int, calls: list[str], serve: Any, token_file: str
+) -> None:
     trainer = Trainer()
     served = serve(lambda server: trainer_pb2_grpc.add_TrainerServiceServicer_to_server(trainer, server))
 
     ended = run("drain.py", "trainer", f"--address={served.grpc}", "--seconds=20", token_file, index=index)
 
-    assert (ended.returncode, ended.stderr) == (0, "")
+    assert (ended.status, ended.stderr) == (0, "")
     assert trainer.calls == calls
 
 
-def test_the_wait_ends_with_the_file_or_with_the_time(tmp_path: Path) -> None:
+def test_the_wait_ends_with_the_file_or_with_the_time(run: Any, tmp_path: Path) -> None:
     (tmp_path / "there").touch()
 
-    assert run("wait.py", str(tmp_path / "there"), "--seconds=0").returncode == 0
+    assert run("wait.py", str(tmp_path / "there"), "--seconds=0").status == 0
     late = run("wait.py", str(tmp_path / "missing"), "--seconds=0")
-    assert late.returncode == 1
+    assert late.status == 1
     assert "missing is not there after 0 s" in late.stderr
 
 
-def test_the_wait_notices_a_file_that_comes(tmp_path: Path) -> None:
+def test_the_wait_notices_a_file_that_comes(run: Any, tmp_path: Path) -> None:
     threading.Timer(0.3, (tmp_path / "late").touch).start()
 
-    assert run("wait.py", str(tmp_path / "late"), "--seconds=20").returncode == 0
+    assert run("wait.py", str(tmp_path / "late"), "--seconds=20").status == 0
 
 
 @pytest.fixture
@@ -190,7 +235,7 @@ def test_the_probe_follows_rank_0_and_passes_over_the_others(
 
 
 def test_helm_test_passes_on_a_system_that_works(
-    serve: Any, redis_url: str, redis_client: redis.Redis, tmp_path: Path
+    run: Any, serve: Any, redis_url: str, redis_client: redis.Redis, tmp_path: Path
 ) -> None:
     redis_client.xadd("demo:weights", {"message": b""})
     (tmp_path / "url").write_text(redis_url)
@@ -199,11 +244,11 @@ def test_helm_test_passes_on_a_system_that_works(
         "check.py", f"--redis-url-file={tmp_path / 'url'}", f"--service={serve().http}", "--weights=demo:weights"
     )
 
-    assert ended.returncode == 0
+    assert ended.status == 0
     assert [line.split()[0] for line in ended.stdout.splitlines()] == ["ok"] * 4
 
 
-def test_helm_test_names_what_does_not_work(serve: Any, redis_url: str, tmp_path: Path) -> None:
+def test_helm_test_names_what_does_not_work(run: Any, serve: Any, redis_url: str, tmp_path: Path) -> None:
     (tmp_path / "url").write_text(redis_url)
     starting = serve(ready=lambda: "engine is starting").http
 
@@ -216,13 +261,13 @@ def test_helm_test_names_what_does_not_work(serve: Any, redis_url: str, tmp_path
         "--seconds=0",
     )
 
-    assert ended.returncode == 1
+    assert ended.status == 1
     results = [line.split()[0] for line in ended.stdout.splitlines()]
     assert results == ["ok", "FAILED", "ok", "FAILED", "FAILED", "FAILED"]
     assert "stream nobody:weights is empty" in ended.stdout
 
 
-def test_metrics_without_a_token_are_found_out(redis_url: str, tmp_path: Path) -> None:
+def test_metrics_without_a_token_are_found_out(run: Any, redis_url: str, tmp_path: Path) -> None:
     (tmp_path / "url").write_text(redis_url)
     build = lambda: ServiceServer(ServerConfig(), grpc_name="open", register=lambda server: None, ready=lambda: None)  # noqa: E731
     background = BackgroundServer(build)
@@ -231,7 +276,7 @@ def test_metrics_without_a_token_are_found_out(redis_url: str, tmp_path: Path) -
     ended = run("check.py", f"--redis-url-file={tmp_path / 'url'}", f"--service={address}", "--seconds=0")
     background.stop()
 
-    assert ended.returncode == 1
+    assert ended.status == 1
     assert f"FAILED {address}/metrics needs the token: answered without a token" in ended.stdout
 
 

@@ -86,17 +86,18 @@ async def test_a_refusal_fits_into_a_header(stub):
     assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
 
 
-@pytest.mark.parametrize("stub", ["tests.support.reward_test_scorers:sleepy"], indirect=True)
-async def test_calls_beyond_the_limit_are_refused(stub):
-    slow = asyncio.ensure_future(
-        stub.Score(reward_pb2.ScoreRequest(group=group("x", metadata={"seconds": 1.0})), timeout=10)
-    )
+@pytest.mark.parametrize("stub", ["tests.support.reward_test_scorers:meets"], indirect=True)
+async def test_calls_beyond_the_limit_are_refused(stub, open_path):
+    done = open_path / "done"
+    metadata = {"me": str(open_path / "begun"), "other": str(done)}
+    slow = asyncio.ensure_future(stub.Score(reward_pb2.ScoreRequest(group=group("x", metadata=metadata)), timeout=30))
     async with asyncio.timeout(10):
         while (await stub.GetStatus(reward_pb2.RewardServiceGetStatusRequest())).running_groups == 0:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await stub.Score(reward_pb2.ScoreRequest(group=group("y", metadata={"seconds": 0.0})), timeout=10)
+        await stub.Score(reward_pb2.ScoreRequest(group=group("y", metadata=metadata)), timeout=10)
     assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+    done.touch()
     assert (await slow).WhichOneof("outcome") == "scored"
 
 

@@ -71,15 +71,16 @@ async def test_it_samples_through_outages_of_redis_and_ends_with_a_signal(broker
     prompts.add(make_prompt(group_id="meanwhile"))
     await until(lambda: process.engine.running == 1)
     before = REGISTRY.get_sample_value("trivet_outages_total", {"code": "redis_unreachable"}) or 0.0
-    restarting = asyncio.create_task(asyncio.to_thread(broker.restart, 3.0))
+    await asyncio.to_thread(broker.server.stop)
     await until(lambda: process.outages.problem is not None)
     process.engine.gate.set()
-    await restarting
+    await until(lambda: process.engine.running == 0)
+    await asyncio.to_thread(broker.server.start)
     await until(lambda: arrived(broker) == ["before", "meanwhile"])
     await until(lambda: process.outages.problem is None)
     assert REGISTRY.get_sample_value("trivet_outages_total", {"code": "redis_unreachable"}) > before
     # An emptied one.
-    await asyncio.to_thread(broker.restart, 0.1, empty=True)
+    await asyncio.to_thread(broker.restart, 0, empty=True)
     feed.keep_announced()
     await asyncio.to_thread(prompts.read, 1, 0.01)
     prompts.add(make_prompt(group_id="after", min_version=1))
@@ -119,7 +120,8 @@ async def test_a_signal_ends_it_while_it_waits_for_redis_at_its_start(broker):
 async def test_an_engine_that_gives_up_ends_it(broker):
     process = Process(broker)
     serving = asyncio.create_task(process.rollout.serve())
-    await asyncio.sleep(0.2)
+    broker.streams.prompts("trainer").add(make_prompt())
+    await until(lambda: process.engine.calls)
     process.engine.problem = "engine does not start"
     process.gave_up.set()
     assert await asyncio.wait_for(serving, 10) == FAILED

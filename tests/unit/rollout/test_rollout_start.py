@@ -1,11 +1,11 @@
 """The rollout as a process, on a model that it cannot use: status 2 and the reason, before vLLM is imported."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 import yaml
+
+from tests.support.warm_module import WarmModule
 
 TREE = {
     "run": {"name": "start"},
@@ -13,6 +13,12 @@ TREE = {
     "reward": {"scorers": [{"name": "exact_match"}]},
     "redis": {"url": "redis://127.0.0.1:9/0"},
 }
+
+
+@pytest.fixture(scope="module")
+def rollout():
+    with WarmModule("services.rollout") as rollout:
+        yield rollout
 
 
 @pytest.mark.parametrize(
@@ -23,7 +29,7 @@ TREE = {
         (["config.json"], "there are no weights"),
     ],
 )
-def test_a_model_that_is_not_there_is_refused(tmp_path, files, words):
+def test_a_model_that_is_not_there_is_refused(rollout, tmp_path, files, words):
     model = tmp_path / "model"
     for name in files or ():
         model.mkdir(exist_ok=True)
@@ -31,8 +37,7 @@ def test_a_model_that_is_not_there_is_refused(tmp_path, files, words):
     if files == []:
         model.mkdir()
     (tmp_path / "run.yaml").write_text(yaml.safe_dump({**TREE, "model": {"path": str(model)}}), encoding="utf-8")
-    command = [sys.executable, "-m", "services.rollout", "--config", str(tmp_path / "run.yaml")]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    ended = rollout.run("--config", str(tmp_path / "run.yaml"))
     assert ended.returncode == 2, ended.stderr
     reason = json.loads(ended.stderr.splitlines()[-1])["reason"]
     assert reason.startswith(f"model.path is {str(model)!r}")

@@ -1,14 +1,10 @@
 """What torchrun's agent does with the status that a rank leaves with."""
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
 from services.common.exit_codes import CONFIGURATION, FAILED, FINISHED, GAVE_UP
+from tests.support.warm_module import WarmModule
 
-ROOT = Path(__file__).parents[3]
 RANK = """
 import os, sys, time
 from pathlib import Path
@@ -21,18 +17,17 @@ sys.exit(status)
 """
 
 
+@pytest.fixture(scope="module")
+def launch():
+    with WarmModule("services.trainer.launch") as launch:
+        yield launch
+
+
 @pytest.mark.parametrize(("status", "starts"), [(FINISHED, 1), (FAILED, 2), (CONFIGURATION, 1), (GAVE_UP, 1)], ids=str)
-def test_what_no_restart_mends_is_not_started_again_and_can_be_told(tmp_path, status, starts):
+def test_what_no_restart_mends_is_not_started_again_and_can_be_told(launch, tmp_path, status, starts):
     script = tmp_path / "rank.py"
     script.write_text(RANK, encoding="utf-8")
     options = ["--standalone", "--nproc-per-node=2", "--max-restarts=1", "--monitor-interval=0.1"]
-    ended = subprocess.run(
-        [sys.executable, "-m", "services.trainer.launch", *options, str(script), str(tmp_path), str(status)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    ended = launch.run(*options, str(script), str(tmp_path), str(status))
     assert ended.returncode == status, ended.stderr
     assert (tmp_path / "0").read_text() == "x" * starts

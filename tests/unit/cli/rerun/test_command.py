@@ -131,22 +131,23 @@ def module(tmp_path, body: str) -> TrainerModule:
 
 
 @pytest.mark.parametrize(
-    ("body", "reported"),
+    ("body", "seconds", "reported"),
     [
         (
             'print(\'{"event": "ended", "exit_code": 2, "reason": "no such step"}\\nnoise\'); raise SystemExit(2)',
+            30,
             "no such step (status 2",
         ),
-        ("print('[rank0]: KeyError: 3\\n=====') ; raise SystemExit(1)", r"KeyError: 3 (status 1"),
-        ("raise SystemExit(5)", "it said nothing (status 5"),
-        ("import time; print('waits', flush=True); time.sleep(60)", "the time is up"),
+        ("print('[rank0]: KeyError: 3\\n=====') ; raise SystemExit(1)", 30, r"KeyError: 3 (status 1"),
+        ("raise SystemExit(5)", 30, "it said nothing (status 5"),
+        ("import time; print('waits', flush=True); time.sleep(60)", 0.5, "the time is up"),
     ],
 )
-def test_a_module_that_fails_says_why(tmp_path, monkeypatch, body, reported):
+def test_a_module_that_fails_says_why(tmp_path, monkeypatch, body, seconds, reported):
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     started = time.monotonic()
     with pytest.raises(NoReport) as failed:
-        module(tmp_path, body).run(time.monotonic() + 5)
+        module(tmp_path, body).run(time.monotonic() + seconds)
     assert reported in str(failed.value)
     assert time.monotonic() - started < 10
 

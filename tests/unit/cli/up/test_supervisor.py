@@ -16,11 +16,11 @@ from services.common.config import parse_config
 from services.common.exit_codes import CONFIGURATION, FAILED, FINISHED, GAVE_UP
 
 NEVER = threading.Event()
-# As a trainer: a stop ends its step, which takes a second, and then it says what it did.
+# As a trainer: a stop ends its step, which takes a while, and then it says what it did.
 STOPPABLE = """
 import signal, sys, time
 def stop(*_):
-    time.sleep(1); print("saved", flush=True); sys.exit(3)
+    time.sleep(0.3); print("saved", flush=True); sys.exit(3)
 signal.signal(signal.SIGTERM, stop)
 print("ready", flush=True)
 time.sleep(60)
@@ -141,7 +141,7 @@ def test_a_stop_waits_for_the_trainers_checkpoint_and_ends_the_rollouts_only_the
         time.sleep(0.02)
     while ending.is_alive():
         watched.now += 1
-        ending.join(0.1)
+        ending.join(0.02)
     assert set(seen) == {None}
     assert trainer.exit_code() == 3
     assert trainer.last_lines().endswith("saved")
@@ -160,7 +160,8 @@ def test_a_second_interrupt_or_the_end_of_patience_ends_a_trainer_that_does_not_
     hurry = threading.Event()
     ending = threading.Thread(target=watched.supervisor.stop, args=(hurry,))
     ending.start()
-    ending.join(0.5)
+    # Nothing tells that it waits.
+    ending.join(0.2)
     assert ending.is_alive()
     if hurried:
         hurry.set()

@@ -8,6 +8,8 @@ from prometheus_client import REGISTRY
 from trivet.v1 import sample_pb2
 
 from services.common.errors import InvalidData, Outage, TrivetError, Unavailable, Unreachable
+from services.common.transport import consumer as consumer_module
+from services.common.transport import outages as outages_module
 from services.common.transport.client import connect
 from services.common.transport.consumer import Consumer, Failed, Finished, GivenBack, Lost
 from services.common.transport.dead_letters import DeadLetters
@@ -17,8 +19,8 @@ from tests.support.broker import Broker
 
 pytestmark = pytest.mark.timeout(60)
 
-# After so long Redis gives an entry away.
-IDLE_SECONDS = 0.8
+# Where no consumer holds an entry for long.
+SOON_IDLE = pytest.mark.parametrize("idle_seconds", [0.2])
 ERROR = TrivetError("a_code", "a reason")
 
 
@@ -30,7 +32,7 @@ class Run:
         self.streams = RunStreams(client, "run", config)
         self.prompts, self.samples = self.streams.prompts("trainer"), self.streams.samples("reward")
         self.outages = Outages(limit_seconds, (Outage, Unreachable))
-        self.outcomes, self.handled, self.running, self.most_running = {}, [], 0, 0
+        self.outcomes, self.handled, self.running, self.most_running, self.looks = {}, [], 0, 0, 0
         self.gate, self.stop, self.ready = asyncio.Event(), asyncio.Event(), True
         self.gate.set()
         self.consumer = Consumer(
@@ -42,6 +44,11 @@ class Run:
             grace_seconds=grace_seconds,
             ready=lambda: self.ready,
         )
+        self.collect, self.consumer._collect = self.consumer._collect, self.look
+
+    def look(self, touching):
+        self.looks += 1
+        self.collect(touching)
 
     async def handle(self, entry):
         group_id = entry.message.group_id
@@ -68,6 +75,11 @@ class Run:
             while not condition():  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
 
+    async def until_it_has_looked(self):
+        """Several times, at what it could do next."""
+        enough = self.looks + 4
+        await self.until(lambda: self.looks >= enough)
+
     async def until_finished(self, *group_ids):
         await self.until(lambda: sorted(group.prompt.group_id for group in self.samples.scan()) == sorted(group_ids))
 
@@ -75,9 +87,21 @@ class Run:
         return {letter.group_id: letter for letter in DeadLetters(self.client, "run").read()}
 
 
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch):
+    monkeypatch.setattr(consumer_module, "READ_SECONDS", 0.05)
+    monkeypatch.setattr(outages_module, "FIRST_SECONDS", 0.01)
+
+
 @pytest.fixture
-def config(redis_config):
-    return redis_config.model_copy(update={"claim_idle_seconds": IDLE_SECONDS})
+def idle_seconds():
+    """After so long Redis gives an entry away."""
+    return 0.8
+
+
+@pytest.fixture
+def config(redis_config, idle_seconds):
+    return redis_config.model_copy(update={"claim_idle_seconds": idle_seconds})
 
 
 @pytest.fixture
@@ -90,9 +114,13 @@ async def run(redis_client, config):
     await run.task
 
 
+def rebuilds():
+    return REGISTRY.get_sample_value("trivet_stream_rebuilds_total", {"stream": "prompts"}) or 0.0
+
+
 @pytest.fixture
 def broker(tmp_path):
-    broker = Broker(tmp_path)
+    broker = Broker(tmp_path, claim_idle_seconds=0.6)
     yield broker
     broker.server.stop()
 
@@ -114,6 +142,7 @@ async def test_what_failed_is_a_dead_letter_and_the_next_is_handled(run):
     assert sample_pb2.Prompt.FromString(letter.payload).group_id == "bad"
 
 
+@SOON_IDLE
 async def test_what_is_lost_is_delivered_again(run):
     run.outcomes = {"g": [Lost(ERROR)]}
     run.add("g")
@@ -122,6 +151,7 @@ async def test_what_is_lost_is_delivered_again(run):
     assert run.letters() == {}
 
 
+@SOON_IDLE
 async def test_what_is_always_lost_is_given_up(run):
     run.outcomes = {"g": [Lost(ERROR)] * 9}
     run.add("g")
@@ -130,6 +160,7 @@ async def test_what_is_always_lost_is_given_up(run):
     assert len(run.handled) == 2  # redis.max_deliveries
 
 
+@SOON_IDLE
 async def test_what_is_given_back_costs_no_delivery(run):
     run.outcomes = {"g": [GivenBack(ERROR)] * 5}
     run.add("g")
@@ -142,19 +173,19 @@ async def test_no_more_than_allowed_are_handled_at_once(run):
     run.gate.clear()
     run.add(*"abcdefgh")
     await run.until(lambda: run.running == 3)
-    await asyncio.sleep(0.6)
+    await run.until_it_has_looked()
     assert run.prompts.pending() == 3
     run.gate.set()
     await run.until_finished(*"abcdefgh")
     assert run.most_running == 3
 
 
-async def test_what_takes_long_is_not_claimed_by_another(run):
+async def test_what_takes_long_is_not_claimed_by_another(run, idle_seconds):
     run.gate.clear()
     run.add("g")
     await run.until(lambda: run.running == 1)
     other = run.streams.prompts("b")
-    until = time.monotonic() + 2 * IDLE_SECONDS
+    until = time.monotonic() + 1.5 * idle_seconds
     while time.monotonic() < until:
         assert await asyncio.to_thread(other.read, 5, 0.05) == []
     run.gate.set()
@@ -171,11 +202,12 @@ async def test_nothing_is_taken_meanwhile_and_what_was_is_finished(run, how):
     run.add("before")
     await run.until(lambda: run.running == 1)
     hold(True)
-    await asyncio.sleep(0.6)
+    # A look that had begun may still take something.
+    await run.until_it_has_looked()
     run.add("after")
     run.gate.set()
     await run.until_finished("before")
-    await asyncio.sleep(0.6)
+    await run.until_it_has_looked()
     assert run.prompts.depth() == 1
     assert len(run.handled) == 1
     hold(False)
@@ -189,8 +221,8 @@ async def test_a_stop_finishes_what_it_can(redis_client, config):
     run.add("g")
     await run.until(lambda: run.running == 1)
     run.stop.set()
-    await asyncio.sleep(0.2)
-    assert not task.done()
+    # Nothing tells that it waits; it would end at once.
+    assert (await asyncio.wait({task}, timeout=0.1))[0] == set()
     run.gate.set()
     await task
     await run.until_finished("g")
@@ -240,7 +272,8 @@ async def test_what_a_handler_raises_ends_the_consumer(redis_client, config, err
     assert [entry.deliveries for entry in claimed] == [deliveries]
 
 
-async def test_a_full_redis_costs_no_entry_and_does_not_end_the_consumer(run):
+@SOON_IDLE
+async def test_a_full_redis_costs_no_entry_and_does_not_end_the_consumer(run, idle_seconds):
     """For longer than an entry may be idle."""
     run.outcomes = {"bad": [Failed(InvalidData("a_code", "no"))]}
     run.gate.clear()
@@ -250,7 +283,7 @@ async def test_a_full_redis_costs_no_entry_and_does_not_end_the_consumer(run):
     try:
         run.gate.set()
         await run.until(lambda: run.outages.problem is not None)
-        await asyncio.sleep(2 * IDLE_SECONDS)
+        await asyncio.sleep(2 * idle_seconds)
     finally:
         run.client.config_set("maxmemory", 0)
     await run.until_finished("g")
@@ -265,8 +298,9 @@ async def test_a_full_consumer_outlives_a_flushed_redis(redis_client, config):
     run.gate.clear()
     run.add("g")
     await run.until(lambda: run.running == 1)
+    before = rebuilds()
     run.client.flushall()
-    await asyncio.sleep(0.3)
+    await run.until(lambda: rebuilds() > before)
     run.gate.set()
     await run.until_finished("g")
     run.add("after")
@@ -286,8 +320,9 @@ async def test_an_unreachable_redis_costs_no_delivery_and_does_not_end_the_consu
     await runs[0].until(lambda: all(run.running for run in runs))
     before = REGISTRY.get_sample_value("trivet_outages_total", {"code": "redis_unreachable"}) or 0.0
     for _ in range(2):
-        await asyncio.to_thread(broker.restart, 1.5)
-        await asyncio.sleep(1.5)
+        await asyncio.to_thread(broker.restart, 1.5 * config.claim_idle_seconds)
+        # So long that what nobody touched would have been claimed.
+        await asyncio.sleep(1.5 * config.claim_idle_seconds)
         assert await asyncio.to_thread(broker.deliveries, "prompts") == [1, 1]
     assert REGISTRY.get_sample_value("trivet_outages_total", {"code": "redis_unreachable"}) > before
     for run in runs:

@@ -6,17 +6,22 @@ import pytest
 from trivet.v1 import sample_pb2
 
 from services.common.transport import client as client_module
+from services.common.transport import streams as streams_module
 from services.common.transport.client import connect
 from services.common.transport.dead_letters import DeadLetters
 from services.common.transport.streams import RunStreams
 from tests.support.broker import Broker
 
 OUTAGES = 3
+IDLE_SECONDS = 0.6
+# Longer than an entry may be idle, and than any call takes.
+OUTAGE_SECONDS = 0.8
 
 
 @pytest.fixture
-def broker(tmp_path):
-    broker = Broker(tmp_path)
+def broker(tmp_path, monkeypatch):
+    monkeypatch.setattr(streams_module, "SLOW_SECONDS", IDLE_SECONDS / 2)
+    broker = Broker(tmp_path, claim_idle_seconds=IDLE_SECONDS)
     yield broker
     broker.server.stop()
 
@@ -29,7 +34,7 @@ def test_no_entry_that_is_worked_on_is_claimed_after_an_outage(broker, call):
     (entry,) = busy.read(1, 1.0)
     for _ in range(OUTAGES):
         other._next_claim = 0.0 if call == "claim" else time.monotonic() + 1.0
-        with broker.silent(1.5):
+        with broker.silent(OUTAGE_SECONDS):
             assert other.read(1, 0.01) == []
         assert other.read(1, 0.01) == []
         busy.touch([entry.id])
@@ -40,7 +45,7 @@ def test_an_entry_whose_consumer_ended_in_an_outage_is_claimed_once_all_could_to
     dead, alive = broker.streams.prompts("dead"), broker.streams.prompts("alive")
     dead.add(sample_pb2.Prompt(group_id="g"))
     dead.read(1, 1.0)
-    with broker.silent(1.5):
+    with broker.silent(OUTAGE_SECONDS):
         assert alive.read(1, 0.01) == []
     deadline = time.monotonic() + 10
     claimed = []

@@ -44,6 +44,7 @@ def test_a_touched_entry_is_not_claimed(streams):
     slow, other = streams.prompts("slow"), streams.prompts("other")
     slow.add(prompt(7))
     (entry,) = slow.read(1, 1.0)
+    # Together longer than an entry may be idle.
     for _ in range(4):
         time.sleep(0.1)
         slow.touch([entry.id])

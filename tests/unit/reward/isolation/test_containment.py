@@ -13,6 +13,7 @@ import pytest
 from services.common.config import RewardConfig
 from services.common.errors import InvalidData
 from services.reward.isolation.containment import Containment, User, contain, find_user
+from tests.support.reward_evil_scorers import REACHES as REACHED_FOR
 from tests.support.reward_pools import OpenPool, eventually, is_alive
 
 ALLOCATES, DAEMON, FAMILY, REACHES, RUNNER = (
@@ -41,7 +42,7 @@ async def test_the_built_in_scorers_need_less_memory_than_the_least_that_can_be_
 @pytest.mark.parametrize("end", ["timeout", "pool"])
 async def test_what_a_scorer_starts_ends_with_it(open_path, end):
     trace = str(open_path / "trace")
-    async with OpenPool(DAEMON, workers=1, timeout_seconds=5 if end == "timeout" else 30) as pool:
+    async with OpenPool(DAEMON, workers=1, timeout_seconds=2 if end == "timeout" else 30) as pool:
         scoring = asyncio.create_task(
             pool.score(DAEMON, "hang" if end == "timeout" else "", json.dumps({"trace": trace}))
         )
@@ -81,9 +82,9 @@ async def test_a_process_that_runs_away_by_forking_is_caught(open_path):
     async with OpenPool(RUNNER, workers=1) as pool:
         assert await pool.score(RUNNER, "", json.dumps({"trace": str(trace)})) == 1.0
         await asyncio.to_thread(eventually, lambda: trace.exists() and trace.stat().st_size)
-    # Each of its lives adds a byte.
+    # Each of its lives, of a few milliseconds, adds a byte.
     size = trace.stat().st_size
-    await asyncio.sleep(0.5)
+    await asyncio.sleep(0.2)
     assert trace.stat().st_size == size
 
 
@@ -105,19 +106,20 @@ from services.reward.isolation.pool import ScorerPool
 
 async def main():
     protect_service()
-    scorer, completion, metadata = sys.argv[1:]
+    scorer, metadata, *completions = sys.argv[1:]
     allowed = Containment(environment=["TRACE"])
     pool = ScorerPool([ScorerConfig(name=scorer)], workers=1, timeout_seconds=100, containment=allowed)
     await pool.start()
-    outcome = await pool.score(0, "", completion, json.dumps({"pid": os.getpid(), **json.loads(metadata)}))
-    print(outcome.reason if hasattr(outcome, "reason") else outcome, flush=True)
+    for completion in completions:
+        outcome = await pool.score(0, "", completion, json.dumps({"pid": os.getpid(), **json.loads(metadata)}))
+        print(outcome.reason if hasattr(outcome, "reason") else outcome, flush=True)
     await pool.stop()
 
 asyncio.run(main())
 """
 
 
-def start_service(scorer, completion, **metadata):
+def start_service(scorer, *completions, **metadata):
     paths = [str(Path(__file__).parent), *(path for path in sys.path if path)]
     environment = {
         **os.environ,
@@ -126,19 +128,23 @@ def start_service(scorer, completion, **metadata):
         "TRACE": "seen",
     }
     return subprocess.Popen(
-        [sys.executable, "-c", SERVICE, scorer, completion, json.dumps(metadata)],
+        [sys.executable, "-c", SERVICE, scorer, json.dumps(metadata), *completions],
         env=environment,
         stdout=subprocess.PIPE,
         text=True,
     )
 
 
-def reached(what):
-    """What the scorer `reaches` came by, in a service of its own."""
-    service = start_service(REACHES, what)
+@pytest.fixture(scope="module")
+def reached():
+    """What the scorer `reaches` came by, for each that it reached for, in a service of its own."""
+    # What would end the service comes last.
+    names = sorted(REACHED_FOR, key="kill".__eq__)
+    service = start_service(REACHES, *names)
     output, _ = service.communicate(timeout=60)
     assert service.returncode == 0
-    return json.loads(output.splitlines()[-1])
+    # Its log comes first.
+    return dict(zip(names, map(json.loads, output.splitlines()[-len(names) :]), strict=True))
 
 
 def test_nothing_outlives_a_service_that_is_killed(open_path):
@@ -156,8 +162,8 @@ def test_nothing_outlives_a_service_that_is_killed(open_path):
         eventually(lambda pid=pid: not is_alive(pid))
 
 
-def test_scorers_see_the_variables_that_are_allowed_and_no_other():
-    environment = reached("environment")
+def test_scorers_see_the_variables_that_are_allowed_and_no_other(reached):
+    environment = reached["environment"]
     assert environment["TRACE"] == "seen"
     assert environment["PATH"] == os.environ["PATH"]
     assert "SECRET" not in environment
@@ -165,22 +171,22 @@ def test_scorers_see_the_variables_that_are_allowed_and_no_other():
 
 
 @pytest.mark.parametrize("what", ["service's environment", "service's memory"])
-def test_scorers_cannot_read_the_service(what):
-    assert reached(what) in {"EACCES", "EPERM"}
+def test_scorers_cannot_read_the_service(reached, what):
+    assert reached[what] in {"EACCES", "EPERM"}
 
 
-def test_scorers_cannot_end_the_service():
-    assert reached("kill") == "EPERM"
+def test_scorers_cannot_end_the_service(reached):
+    assert reached["kill"] == "EPERM"
 
 
-def test_scorers_have_no_privileges_no_core_dumps_and_limits():
-    status = reached("status")
+def test_scorers_have_no_privileges_no_core_dumps_and_limits(reached):
+    status = reached["status"]
     assert (status["CapEff"], status["CapPrm"], status["NoNewPrivs"]) == ("0" * 16, "0" * 16, "1")
-    assert reached("limits") == [[0, 0], [1_024] * 2, [2**34] * 2, [2**31] * 2]
-    assert reached("session") is True
-    assert reached("oom score") == "500"
+    assert reached["limits"] == [[0, 0], [1_024] * 2, [2**34] * 2, [2**31] * 2]
+    assert reached["session"] is True
+    assert reached["oom score"] == "500"
     # The one to the service: not the fork server's.
-    assert reached("sockets") == 1
+    assert reached["sockets"] == 1
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may change its user")

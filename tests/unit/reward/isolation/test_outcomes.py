@@ -79,7 +79,8 @@ async def test_whatever_a_scorer_does_is_a_failure_with_a_code_and_a_reason(pool
 @pytest.mark.parametrize("name", ["fork", "alarm"])
 async def test_what_a_scorer_leaves_behind_does_not_answer_for_the_next(pool, name):
     assert await asyncio.wait_for(pool.score(SCORER, name), 30) == 1.0
-    await asyncio.sleep(0.2)
+    # Its alarm comes after 0.05 s.
+    await asyncio.sleep(0.1)
     for _ in range(3):
         outcome = await asyncio.wait_for(pool.score(SCORER, "surrogate failure"), 30)
         assert outcome.code in {"scorer_error", "scorer_crash"}

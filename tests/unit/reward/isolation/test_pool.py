@@ -1,10 +1,11 @@
 import asyncio
+import json
 import os
 import signal
-import time
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 from prometheus_client import REGISTRY
 
 from services.common.config import ScorerConfig
@@ -13,14 +14,17 @@ from services.reward.isolation.pool import ScorerPool
 from services.reward.scorers.types import ScorerFailure
 from tests.support.reward_pools import OpenPool, eventually, is_alive
 
+SHARED_LOOP = pytest.mark.asyncio(loop_scope="module")
 
-async def test_samples_are_scored_in_parallel_by_warm_processes():
-    async with OpenPool("sleepy", "process_id", workers=2) as open_pool:
-        start = time.monotonic()
-        values = await asyncio.gather(*(open_pool.score("sleepy", metadata_json='{"seconds": 0.5}') for _ in range(4)))
-        assert all(isinstance(value, float) for value in values)
-        # In turn it would take 2 s.
-        assert time.monotonic() - start < 1.8
+
+async def test_samples_are_scored_in_parallel_by_warm_processes(open_path):
+    async with OpenPool("meets", "process_id", workers=2) as open_pool:
+        # Each waits for the other: in turn, the first would never end.
+        metadata = [
+            json.dumps({"me": str(open_path / me), "other": str(open_path / other)}) for me, other in ("ab", "ba")
+        ]
+        values = await asyncio.gather(*(open_pool.score("meets", metadata_json=each) for each in metadata))
+        assert values == [1.0, 1.0]
         assert os.getpid() not in {await open_pool.score("process_id") for _ in range(4)}
 
 
@@ -49,12 +53,14 @@ async def test_a_process_that_dies_takes_only_its_own_sample_with_it():
         assert outcomes[:10] + outcomes[11:] == [1.0] * 20
 
 
-async def test_a_call_that_is_given_up_ends_its_process_and_not_the_pool():
-    async with OpenPool("sleepy", "process_id", workers=1) as open_pool:
+async def test_a_call_that_is_given_up_ends_its_process_and_not_the_pool(open_path):
+    async with OpenPool("meets", "process_id", workers=1) as open_pool:
         victim = int(await open_pool.score("process_id"))
-        call = asyncio.create_task(open_pool.score("sleepy", metadata_json='{"seconds": 60}'))
+        begun = open_path / "begun"
+        metadata = json.dumps({"me": str(begun), "other": str(open_path / "nobody")})
+        call = asyncio.create_task(open_pool.score("meets", metadata_json=metadata))
         waiting = asyncio.create_task(open_pool.score("process_id"))
-        await asyncio.sleep(0.1)
+        await asyncio.to_thread(eventually, begun.exists)
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call
@@ -117,6 +123,7 @@ def _parent(pid):
         ("returns_unknown_code", "scorer_error", "odd"),
     ],
 )
+@SHARED_LOOP
 async def test_what_is_not_a_number_is_a_failure(shared_pool, name, code, words):
     outcome = await shared_pool.score(name)
     assert isinstance(outcome, ScorerFailure)
@@ -124,15 +131,17 @@ async def test_what_is_not_a_number_is_a_failure(shared_pool, name, code, words)
     assert words in outcome.reason
 
 
+@SHARED_LOOP
 async def test_a_boolean_is_a_number(shared_pool):
     assert await shared_pool.score("returns_true") == 1.0
 
 
+@SHARED_LOOP
 async def test_a_coroutine_is_awaited_in_the_scorer_process(shared_pool):
     assert [await shared_pool.score(name) for name in ("awaited", "awaits_inside") * 2] == [0.75, 1.0, 0.75, 1.0]
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def shared_pool():
     names = ["raises", "raises_unpicklable", "leaves", "returns_text", "returns_nan", "returns_failure"]
     async with OpenPool(

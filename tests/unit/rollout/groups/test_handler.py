@@ -148,7 +148,8 @@ async def test_a_full_blob_store_costs_no_sample(rollout, monkeypatch):
 async def test_a_prompt_is_sampled_under_the_version_it_asks_for(following):
     assert (await following.handle()).message.lineage.weights == "base"
     waiting = asyncio.create_task(following.handle(min_version=1))
-    await asyncio.sleep(0.2)
+    for _ in range(2):
+        await following.follower.catch_up()
     assert not waiting.done()
     following.feed.announce(NEW)
     assert (await waiting).message.lineage.weights == "new"
@@ -165,7 +166,8 @@ async def test_samples_of_an_engine_that_fell_back_meanwhile_are_drawn_again(fol
     following.engine.problem, following.engine.weights = "engine restarts", base
     following.engine.gate.set()
     await following.until(lambda: following.engine.running == 0)
-    await asyncio.sleep(0.1)
+    for _ in range(2):
+        await following.follower.catch_up()
     assert not handling.done()
     following.engine.problem = None
     assert (await handling).message.lineage.weights == "new"
@@ -181,6 +183,9 @@ async def test_no_prompts_are_wanted_while_the_engine_or_the_newest_weights_are_
     rollout.feed.announce(NEW)
     await rollout.follower.catch_up()
     assert not rollout.handler.is_ready()
-    await asyncio.sleep(1.1)
+    # Not before it is due again.
+    await rollout.follower.catch_up()
+    assert not rollout.handler.is_ready()
+    rollout.follower._next_try = 0.0
     await rollout.follower.catch_up()
     assert rollout.handler.is_ready()

@@ -96,7 +96,8 @@ async def test_a_prompt_waits_until_the_lost_version_is_announced_again(engine, 
     restarted = WeightFollower(engine, feed, timeout_seconds=10, directory=Path("/w"))
     task = asyncio.create_task(restarted.run(Outages(60)))
     waiting = asyncio.create_task(restarted.wait_for(3, LATER))
-    await asyncio.sleep(0.2)
+    for _ in range(2):
+        await restarted.catch_up()
     assert not waiting.done()
     feed.keep_announced()
     await asyncio.wait_for(waiting, 10)
@@ -264,7 +265,9 @@ async def test_nothing_is_sampled_under_a_version_that_the_trainer_has_gone_back
     await follower.catch_up()
     feed.announce(version(20))
     waiting = asyncio.create_task(follower.wait_for(20, LATER))
-    await asyncio.sleep(0.3)
+    async with asyncio.timeout(5):
+        while follower._newest[1].version != 20:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
     assert not waiting.done()
     await follower.catch_up()
     await asyncio.wait_for(waiting, 5)

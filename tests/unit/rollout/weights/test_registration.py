@@ -28,8 +28,16 @@ async def test_a_rollout_is_there_while_its_engine_is_and_leaves_when_it_goes(re
     engine = FakeEngine()
     engine.problem = "engine is starting"
     registration = Registration(registry, engine, rollout_id="r1", address="here:1", outages=Outages(10))
+    removed, remove = asyncio.Event(), registry.remove
+
+    def counted(rollout_id):
+        remove(rollout_id)
+        loop.call_soon_threadsafe(removed.set)
+
+    loop = asyncio.get_running_loop()
+    monkeypatch.setattr(registry, "remove", counted)
     task = asyncio.create_task(registration.run())
-    await asyncio.sleep(0.1)
+    await asyncio.wait_for(removed.wait(), 10)
     assert registry.alive() == []
     engine.problem = None
     await until(lambda: [entry.engine for entry in registry.alive()] == ["first"])

@@ -1,7 +1,17 @@
 import pytest
 
 from services.common.config import parse_config
+from services.common.transport import outages
+from services.trainer.steps import orchestrator, pair_feed
 from tests.support.orchestration import GROUPS, SIZE, Play
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch):
+    """What a test expects to come is there before it is waited for: only what does not come takes so long."""
+    for module in (orchestrator, pair_feed):
+        monkeypatch.setattr(module, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(outages, "FIRST_SECONDS", 0.01)
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ def test_an_evaluation_waits_for_its_own_results(config, redis_client, play):
 @pytest.mark.parametrize("abandoned", [2, 9])
 def test_an_evaluation_is_not_of_weights_that_the_run_has_gone_back_from(config, redis_client, play, abandoned):
     """Rollouts may still be on version 40 when the run starts again from its checkpoint of step 20."""
-    impatient = config.evaluation.model_copy(update={"timeout_seconds": 2.0})
+    impatient = config.evaluation.model_copy(update={"timeout_seconds": 1.0})
     made = orchestrator(config.model_copy(update={"evaluation": impatient}), redis_client)
     made.step = 20
     seen = []

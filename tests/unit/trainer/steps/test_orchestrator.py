@@ -1,12 +1,14 @@
 """Rank 0 against a real Redis; the test plays rollout and reward."""
 
-import time
+from types import SimpleNamespace
 
 import pytest
 from trivet.v1 import sample_pb2, step_pb2, weights_pb2
 
 from services.common.errors import Unavailable
 from services.trainer.metrics import counters
+from services.trainer.steps import orchestrator as module
+from services.trainer.steps.intake import Intake
 from services.trainer.steps.orchestrator import Orchestrator
 from tests.support.orchestration import GROUPS, SIZE, orchestrator, state, trained, until_training
 
@@ -147,11 +149,32 @@ def test_a_group_that_is_too_stale_is_sampled_again(config, redis_client, play):
     assert [(prompt.request, prompt.min_version) for prompt in again] == [(0, 5), (1, 6)]
 
 
-def test_nothing_coming_back_is_an_error_that_names_the_backlog(config, redis_client):
-    impatient = config.trainer.model_copy(update={"batch_timeout_seconds": 0.5})
-    made = orchestrator(config.model_copy(update={"trainer": impatient}), redis_client)
+@pytest.fixture
+def patience(config):
+    return config.trainer.batch_timeout_seconds
+
+
+@pytest.fixture
+def clock(monkeypatch, patience):
+    """Goes on by a third of the trainer's patience with each look that finds nothing."""
+    clock, poll = SimpleNamespace(now=0.0), Intake.poll
+
+    def look(self, seconds):
+        found = poll(self, seconds)
+        clock.now += 0 if found else patience / 3
+        return found
+
+    monkeypatch.setattr(Intake, "poll", look)
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    return clock
+
+
+def test_nothing_coming_back_is_an_error_that_names_the_backlog(config, redis_client, clock, patience):
+    made = orchestrator(config, redis_client)
     # A long step before is no silence.
-    time.sleep(0.6)
+    clock.now += 2 * patience
+    for _ in range(3):
+        assert made.next_order().message.action == step_pb2.STEP_ACTION_WAIT
     with pytest.raises(Unavailable, match="entries waiting: prompts 4, samples 0, scored 0"):
         made.next_order()
 
@@ -211,9 +234,8 @@ def test_a_step_does_not_leave_behind_what_would_be_too_stale_for_the_next(confi
     assert trained(until_training(made)) == [3, 0]
 
 
-def test_a_group_that_hangs_does_not_hold_the_run_for_ever(config, redis_client, play):
-    impatient = config.trainer.model_copy(update={"batch_timeout_seconds": 3.0})
-    made = orchestrator(config.model_copy(update={"trainer": impatient}), redis_client)
+def test_a_group_that_hangs_does_not_hold_the_run_for_ever(config, redis_client, play, clock):
+    made = orchestrator(config, redis_client)
     made.issue()
     hanging, *others = play.read()
     for entry in others:
@@ -223,7 +245,9 @@ def test_a_group_that_hangs_does_not_hold_the_run_for_ever(config, redis_client,
     made.issue()
     for entry in play.read():
         play.scored.add(play.group(entry.message))
+    started = clock.now
     assert trained(until_training(made)) == [3, 4]
+    assert clock.now > started
     made.step += 1
     # It comes at last, too old by now, and is sampled again.
     play.scored.add(play.group(hanging.message))
