@@ -39,7 +39,7 @@ CHARACTERS_PER_TOKEN = 4
 TOKEN_WEIGHT = 3.0
 
 
-def draw_tokens(count: int, vocabulary: int, generator: np.random.Generator) -> Int32[Array, "count"]:
+def draw_tokens(count: int, vocabulary: int, generator: np.random.Generator) -> Int32[Array, "positions"]:
     """Ids whose frequency falls as 1 / rank, as words' do (Zipf); ranks are shuffled over the vocabulary."""
     popularity = 1.0 / np.arange(1, vocabulary + 1)
     ranks = np.searchsorted(np.cumsum(popularity / popularity.sum()), generator.random(count))
@@ -49,8 +49,8 @@ def draw_tokens(count: int, vocabulary: int, generator: np.random.Generator) -> 
 
 
 def draw_routing(
-    model: Architecture, token_ids: Int32[Array, "tokens"], choice: Choice, generator: np.random.Generator
-) -> UInt[Array, "tokens layers experts_per_token"] | None:
+    model: Architecture, token_ids: Int32[Array, "positions"], choice: Choice, generator: np.random.Generator
+) -> UInt[Array, "positions layers experts_per_token"] | None:
     """Top-k of random scores, best first; None for a dense model.
 
     uniform: every expert is as likely. popular: an expert's odds fall as 1 / rank, ranks differ from layer to layer.

@@ -111,15 +111,15 @@ class Report:
 
 
 def loss_and_gradients(policy: Policy, reference: Policy, samples: Sequence[TrainSample]) -> Report:
-    """GRPO over the S samples of a step, N tokens. Adds the loss's gradient to each parameter's `grad`."""
+    """GRPO over the samples of a step. Adds the loss's gradient to each parameter's `grad`."""
     # Samples lie side by side in a row of the model; position ids restart with each, so that none sees another.
     rows = [pack(samples[start : start + ROW]) for start in range(0, len(samples), ROW)]
     logprobs, agreement = replayed_logprobs(policy, rows)
     with torch.no_grad():
         reference_logprobs, _ = replayed_logprobs(reference, rows)
-    rollout = torch.cat([row.rollout_logprobs for row in rows])  # [N], as the sampler drew them
-    advantages = torch.cat([row.advantages for row in rows])  # [S]
-    sequences = torch.repeat_interleave(torch.tensor([len(each.token_ids) for each in samples]))  # [N], in 0..S-1
+    rollout = torch.cat([row.rollout_logprobs for row in rows])  # [tokens], as the sampler drew them
+    advantages = torch.cat([row.advantages for row in rows])  # [sequences]
+    sequences = torch.repeat_interleave(torch.tensor([len(each.token_ids) for each in samples]))  # [tokens]
 
     # OFF-POLICY SEQUENCE MASK: a worse-than-average sample from which the policy has moved away since it was drawn gets
     # no policy term. It is no longer the policy's own mistake, and to push it down further can mislead.
@@ -143,7 +143,7 @@ def loss_and_gradients(policy: Policy, reference: Policy, samples: Sequence[Trai
 
 
 def replayed_logprobs(policy: Policy, rows: Sequence[PackedBatch]) -> tuple[Tensor, float]:
-    """Of all N completion tokens, under the sampler's decisions; and how often `policy` would have routed as it did."""
+    """Of all completion tokens, under the sampler's decisions; and how often `policy` would have routed as it did."""
     logprobs, agreeing = [], 0
     for row in rows:
         # KEEP ROUTING: hooks on the routers put the sampler's experts in place of the policy's choice. The gates of

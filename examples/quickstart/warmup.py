@@ -85,7 +85,7 @@ def warm_up(
 
 def _demonstrations(
     rng: np.random.Generator, tokenizer: PreTrainedTokenizerFast, settings: WarmupSettings, held_out: Collection[str]
-) -> tuple[Int[Tensor, "batch length"], Int[Tensor, "batch length"]]:
+) -> tuple[Int[Tensor, "sequences positions"], Int[Tensor, "sequences positions"]]:
     """Token ids and labels, padded on the right: under causal attention padding there changes nothing."""
     problems: list[Problem] = []
     while len(problems) < settings.batch_size:
@@ -109,7 +109,7 @@ def _demonstrations(
 def _train_step(
     model: Qwen3MoeForCausalLM,
     optimizer: torch.optim.Optimizer,
-    batch: tuple[Int[Tensor, "batch length"], Int[Tensor, "batch length"]],
+    batch: tuple[Int[Tensor, "sequences positions"], Int[Tensor, "sequences positions"]],
     max_grad_norm: float,
 ) -> float:
     loss = _completion_loss(model, *batch)
@@ -121,7 +121,9 @@ def _train_step(
 
 
 def _completion_loss(
-    model: Qwen3MoeForCausalLM, token_ids: Int[Tensor, "batch length"], labels: Int[Tensor, "batch length"]
+    model: Qwen3MoeForCausalLM,
+    token_ids: Int[Tensor, "sequences positions"],
+    labels: Int[Tensor, "sequences positions"],
 ) -> Float[Tensor, ""]:
     """Mean cross-entropy over completion tokens; only their rows pass the output layer."""
     targets = labels[:, 1:]

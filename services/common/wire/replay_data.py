@@ -19,7 +19,7 @@ class CandidateSets:
     """Ragged rows: position i may have drawn token_ids[sum(counts[:i]) : sum(counts[:i + 1])]."""
 
     counts: Int32[Array, "completion"]
-    token_ids: Int32[Array, "total"]
+    token_ids: Int32[Array, "candidates"]
 
 
 @dataclass(frozen=True)

@@ -43,9 +43,9 @@ class CapturedRequest:
     rows: UInt[Array, "positions layers experts_per_token"] | None = None
     filled: int = 0
     candidate_counts: list[int] = field(default_factory=list)
-    candidate_ids: list[Int32[Array, "ids"]] = field(default_factory=list)
+    candidate_ids: list[Int32[Array, "candidates"]] = field(default_factory=list)
 
-    def add_rows(self, start: int, rows: UInt[Array, "tokens layers experts_per_token"]) -> None:
+    def add_rows(self, start: int, rows: UInt[Array, "positions layers experts_per_token"]) -> None:
         """Rows of the positions from `start` on. Raises CaptureGap."""
         if start > self.filled:
             raise CaptureGap(f"positions {self.filled} to {start - 1} were never captured")
@@ -69,7 +69,7 @@ class CapturedRequest:
             raise CaptureGap(f"candidates of tokens {len(self.candidate_counts)} to {index - 1} were never captured")
         return True
 
-    def add_candidates(self, token_ids: Int32[Array, "ids"]) -> None:
+    def add_candidates(self, token_ids: Int32[Array, "candidates"]) -> None:
         self.candidate_counts.append(len(token_ids))
         self.candidate_ids.append(token_ids)
 

@@ -14,7 +14,7 @@ Array = np.ndarray[Any, Any]
 
 def moe_routing(
     routed_experts: UInt[Array, "positions all_layers experts_per_token"] | None, moe_layers: Sequence[int]
-) -> UInt[Array, "positions moe_layers experts_per_token"] | None:
+) -> UInt[Array, "positions layers experts_per_token"] | None:
     """vLLM has a slot for every layer, dense ones too: picks those at `moe_layers`. None for a dense model.
 
     Raises EngineFailed when the model has MoE layers and vLLM returned no routing for them.

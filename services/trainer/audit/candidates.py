@@ -24,7 +24,7 @@ def sampled_inside(sample: TrainSample) -> int:
     return sum(int(token in allowed) for token, allowed in zip(sample.token_ids, sets, strict=True))
 
 
-def probability_sums(batch: PackedBatch, engine: LogProbEngine, *, keep_routing: bool) -> Float[Tensor, "checked"]:
+def probability_sums(batch: PackedBatch, engine: LogProbEngine, *, keep_routing: bool) -> Float[Tensor, "chosen"]:
     """For positions of the batch, the sum over the candidate set of the trainer's probability of each candidate.
 
     Positions are drawn at random, always the same ones, as far as PAIRS_PER_BATCH allows. Empty without sets.
@@ -52,7 +52,7 @@ def probability_sums(batch: PackedBatch, engine: LogProbEngine, *, keep_routing:
     return sums.index_add_(0, asked, probabilities)[chosen].cpu()
 
 
-def _affordable(counts: Int[Tensor, "tokens"]) -> Int[Tensor, "checked"]:
+def _affordable(counts: Int[Tensor, "tokens"]) -> Int[Tensor, "chosen"]:
     order = torch.randperm(len(counts), generator=torch.Generator().manual_seed(0)).to(counts.device)
     pairs = counts[order].square()
     possible = (pairs > 0) & (pairs <= PAIRS_PER_BATCH)
@@ -61,7 +61,7 @@ def _affordable(counts: Int[Tensor, "tokens"]) -> Int[Tensor, "checked"]:
     return chosen
 
 
-def _ranges(starts: Int[Tensor, "rows"], sizes: Int[Tensor, "rows"]) -> Int[Tensor, "total"]:
+def _ranges(starts: Int[Tensor, "rows"], sizes: Int[Tensor, "rows"]) -> Int[Tensor, "candidates"]:
     """start, start + 1, …, start + size − 1 of each row, one after the other."""
     offsets = starts - (sizes.cumsum(0) - sizes)
     return torch.repeat_interleave(offsets, sizes) + torch.arange(int(sizes.sum()), device=starts.device)

@@ -86,12 +86,12 @@ class PackedCandidates:
     """Ragged candidate sets. A count of 0 stands for the whole vocabulary."""
 
     counts: Int[Tensor, "tokens"]
-    token_ids: Int[Tensor, "total"]
+    token_ids: Int[Tensor, "candidates"]
 
 
 @dataclass(frozen=True)
 class PackedBatch:
-    """S samples in one row of T positions, N of which predict a completion token."""
+    """Samples in one row of positions, some of which predict a completion token; `sequence_ids` count the samples."""
 
     sample_ids: tuple[str, ...]
     input_ids: Int[Tensor, "1 positions"]
@@ -102,8 +102,8 @@ class PackedBatch:
     sequence_ids: Int[Tensor, "tokens"]
     rollout_logprobs: Float[Tensor, "tokens"]
     temperatures: Float[Tensor, "tokens"]
-    advantages: Float[Tensor, "samples"]
-    truncated: Bool[Tensor, "samples"]
+    advantages: Float[Tensor, "sequences"]
+    truncated: Bool[Tensor, "sequences"]
     # None for a dense model.
     routing: Int[Tensor, "positions layers experts_per_token"] | None
     # None where the whole vocabulary was allowed everywhere.

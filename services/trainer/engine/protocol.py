@@ -19,7 +19,7 @@ Reduction = Literal["sum", "min", "max"]
 
 @dataclass(frozen=True)
 class PolicyOutput:
-    """N completion tokens of one micro-batch."""
+    """Of one micro-batch's completion tokens."""
 
     logprobs: Float[Tensor, "tokens"]
     # Of the distribution over the candidate set, in nats; detached unless their gradient was asked for.

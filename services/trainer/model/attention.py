@@ -29,17 +29,17 @@ def register_varlen_attention() -> None:
 
 def varlen_attention(
     module: nn.Module,
-    query: Float[Tensor, "1 heads tokens width"],
-    key: Float[Tensor, "1 kv_heads tokens width"],
-    value: Float[Tensor, "1 kv_heads tokens value_width"],
+    query: Float[Tensor, "1 heads positions head_width"],
+    key: Float[Tensor, "1 kv_heads positions head_width"],
+    value: Float[Tensor, "1 kv_heads positions value_width"],
     attention_mask: Tensor | None,
     *,
     scaling: float | None = None,
     dropout: float = 0.0,
     sliding_window: int | None = None,
-    position_ids: Int[Tensor, "1 tokens"] | None = None,
+    position_ids: Int[Tensor, "1 positions"] | None = None,
     **kwargs: Any,
-) -> tuple[Float[Tensor, "1 tokens heads value_width"], None]:
+) -> tuple[Float[Tensor, "1 positions heads value_width"], None]:
     """Causal within each sample; a sample begins where position ids are 0.
 
     Raises InvalidData for what the kernel does not compute: soft-capped scores, attention sinks, a mask, dropout,
@@ -82,7 +82,7 @@ class _Bounds:
         self._row: weakref.ref[Tensor] | None = None
         self._found: Int[Tensor, " bounds"] = torch.zeros(0, dtype=torch.int32)
 
-    def __call__(self, position_ids: Int[Tensor, "1 tokens"]) -> Int[Tensor, " bounds"]:
+    def __call__(self, position_ids: Int[Tensor, "1 positions"]) -> Int[Tensor, " bounds"]:
         if self._row is None or self._row() is not position_ids:
             starts = torch.nonzero(position_ids[0] == 0)[:, 0].to(torch.int32)
             self._found = nn.functional.pad(starts, (0, 1), value=position_ids.shape[1])

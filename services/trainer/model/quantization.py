@@ -29,14 +29,14 @@ class RowScaled(nn.Module):
         super().__init__()
         self._inputs = inputs
 
-    def right_inverse(self, weight: Float[Tensor, "*shape"]) -> tuple[Int8[Tensor, "*shape"], Float[Tensor, "*rows"]]:
+    def right_inverse(self, weight: Float[Tensor, "*shape"]) -> tuple[Int8[Tensor, "*shape"], Float[Tensor, "*scales"]]:
         """Values, and scales that keep `inputs` as a dimension of 1."""
         scales = weight.detach().abs().amax(dim=self._inputs, keepdim=True) / LARGEST
         wide = scales.float().clamp_min(torch.finfo(torch.float32).tiny)
         values = (weight.detach().float() / wide).round_().clamp_(-LARGEST, LARGEST)
         return values.to(torch.int8), scales
 
-    def forward(self, values: Int8[Tensor, "*shape"], scales: Float[Tensor, "*rows"]) -> Float[Tensor, "*shape"]:
+    def forward(self, values: Int8[Tensor, "*shape"], scales: Float[Tensor, "*scales"]) -> Float[Tensor, "*shape"]:
         return values.to(scales.dtype).mul_(scales)
 
 

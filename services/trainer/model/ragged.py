@@ -26,11 +26,11 @@ def blocks(total: int, width: int) -> Iterator[slice]:
 
 
 def pair_dots(
-    queries: Float[Tensor, "rows width"],
-    table: Float[Tensor, "entries width"],
+    queries: Float[Tensor, "rows hidden"],
+    table: Float[Tensor, "entries hidden"],
     counts: Int[Tensor, "rows"],
-    ids: Int[Tensor, "pairs"],
-) -> Float[Tensor, "pairs"]:
+    ids: Int[Tensor, "candidates"],
+) -> Float[Tensor, "candidates"]:
     """queries[row] · table[id] for the first counts[0] ids with row 0, and so on."""
     if _in_place(queries, table):
         # The derivative of a weighted bag sum by its weights is this very product.
@@ -47,11 +47,11 @@ def pair_dots(
 
 
 def bag_sums(
-    table: Float[Tensor, "entries width"],
+    table: Float[Tensor, "entries hidden"],
     counts: Int[Tensor, "rows"],
-    ids: Int[Tensor, "pairs"],
-    coefficients: Float[Tensor, "pairs"],
-) -> Float[Tensor, "rows width"]:
+    ids: Int[Tensor, "candidates"],
+    coefficients: Float[Tensor, "candidates"],
+) -> Float[Tensor, "rows hidden"]:
     """Σ coefficient · table[id] over the pairs of each row."""
     if _in_place(table, coefficients):
         return _bag(table.detach(), ids, counts, coefficients)
@@ -63,18 +63,18 @@ def bag_sums(
 
 
 def transposed_bag_sums(
-    queries: Float[Tensor, "rows width"],
+    queries: Float[Tensor, "rows hidden"],
     counts: Int[Tensor, "rows"],
-    ids: Int[Tensor, "pairs"],
-    coefficients: Float[Tensor, "pairs"],
+    ids: Int[Tensor, "candidates"],
+    coefficients: Float[Tensor, "candidates"],
     entries: int,
-) -> Float[Tensor, "entries width"]:
+) -> Float[Tensor, "entries hidden"]:
     """Σ coefficient · queries[row] over the pairs of each id."""
     order = ids.argsort(stable=True)
     return bag_sums(queries, torch.bincount(ids, minlength=entries), row_of_pair(counts)[order], coefficients[order])
 
 
-def row_of_pair(counts: Int[Tensor, "rows"]) -> Int[Tensor, "pairs"]:
+def row_of_pair(counts: Int[Tensor, "rows"]) -> Int[Tensor, "candidates"]:
     return torch.repeat_interleave(torch.arange(len(counts), device=counts.device), counts)
 
 

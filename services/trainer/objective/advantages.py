@@ -4,20 +4,22 @@ import math
 from typing import Literal
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Real
 from torch import Tensor
 
 from services.trainer.objective.segments import segment_lengths, segment_mean, segment_sum
 
 
-def numbered_groups(rewards: Float[Tensor, "S"], group_ids: Int[Tensor, "S"]) -> tuple[Int[Tensor, "S"], int]:
-    """The ids as 0..G-1 in ascending order, and G.
+def numbered_groups(
+    rewards: Real[Tensor, "sequences"], group_ids: Int[Tensor, "sequences"]
+) -> tuple[Int[Tensor, "sequences"], int]:
+    """The ids as 0..groups-1 in ascending order, and the number of groups.
 
     Raises ValueError for unequal shapes, no rewards, and rewards that are not finite.
     """
     for name, values in (("rewards", rewards), ("group_ids", group_ids)):
         if values.ndim != 1 or values.shape != rewards.shape:
-            raise ValueError(f"{name} has shape {tuple(values.shape)}, expected [S], the same for both")
+            raise ValueError(f"{name} has shape {tuple(values.shape)}, expected [sequences], the same for both")
     if rewards.numel() == 0:
         raise ValueError("rewards is empty, expected at least one")
     if not rewards.isfinite().all():
@@ -26,7 +28,9 @@ def numbered_groups(rewards: Float[Tensor, "S"], group_ids: Int[Tensor, "S"]) ->
     return ids, groups.numel()
 
 
-def groups_with_variance(rewards: Float[Tensor, "S"], group_ids: Int[Tensor, "S"]) -> Bool[Tensor, "S"]:
+def groups_with_variance(
+    rewards: Real[Tensor, "sequences"], group_ids: Int[Tensor, "sequences"]
+) -> Bool[Tensor, "sequences"]:
     """True for every sequence of a group whose rewards are not all the same: only such a group has anything to teach.
 
     Dynamic sampling, DAPO, arXiv 2503.14476, equation 11; `rewards` are those before overlong shaping, or lengths
@@ -39,7 +43,9 @@ def groups_with_variance(rewards: Float[Tensor, "S"], group_ids: Int[Tensor, "S"
     return (lowest < highest)[ids]
 
 
-def best_against_worst(rewards: Float[Tensor, "S"], group_ids: Int[Tensor, "S"]) -> Int[Tensor, "P 2"]:
+def best_against_worst(
+    rewards: Real[Tensor, "sequences"], group_ids: Int[Tensor, "sequences"]
+) -> Int[Tensor, "pairs 2"]:
     """Positions of the best and of the worst sequence of each group with variance, by ascending group id.
 
     Of equal ones the earliest is taken. Preference pairs (chosen, rejected) for DPO.
@@ -53,8 +59,8 @@ def best_against_worst(rewards: Float[Tensor, "S"], group_ids: Int[Tensor, "S"])
 
 
 def _extremes(
-    rewards: Float[Tensor, "S"], ids: Int[Tensor, "S"], groups: int
-) -> tuple[Float[Tensor, "G"], Float[Tensor, "G"]]:
+    rewards: Real[Tensor, "sequences"], ids: Int[Tensor, "sequences"], groups: int
+) -> tuple[Real[Tensor, "groups"], Real[Tensor, "groups"]]:
     lowest, highest = (
         rewards.new_zeros(groups).scatter_reduce(0, ids, rewards, reduction, include_self=False)
         for reduction in ("amin", "amax")
@@ -62,12 +68,12 @@ def _extremes(
     return lowest, highest
 
 
-def _earliest(chosen: Bool[Tensor, "S"], ids: Int[Tensor, "S"], groups: int) -> Int[Tensor, "G"]:
+def _earliest(chosen: Bool[Tensor, "sequences"], ids: Int[Tensor, "sequences"], groups: int) -> Int[Tensor, "groups"]:
     positions = torch.arange(len(ids), device=ids.device).where(chosen, len(ids))
     return positions.new_zeros(groups).scatter_reduce(0, ids, positions, "amin", include_self=False)
 
 
-def overlong_penalty(lengths: Int[Tensor, "S"], max_length: int, buffer: int) -> Float[Tensor, "S"]:
+def overlong_penalty(lengths: Int[Tensor, "sequences"], max_length: int, buffer: int) -> Float[Tensor, "sequences"]:
     """0 up to max_length − buffer tokens, then falling evenly to −1 at max_length and beyond: added to the reward.
 
     Soft overlong punishment, DAPO, arXiv 2503.14476, equation 13. A sequence that was cut off at max_length pays 1.
@@ -77,7 +83,7 @@ def overlong_penalty(lengths: Int[Tensor, "S"], max_length: int, buffer: int) ->
     if not 1 <= buffer <= max_length:
         raise ValueError(f"buffer is {buffer}, expected 1 to max_length ({max_length})")
     if lengths.ndim != 1 or lengths.dtype != torch.int64:
-        raise ValueError(f"lengths is {lengths.dtype} of shape {tuple(lengths.shape)}, expected torch.int64 of [S]")
+        raise ValueError(f"lengths is {lengths.dtype} of shape {tuple(lengths.shape)}, expected int64 of [sequences]")
     return ((max_length - buffer - lengths) / buffer).clamp(-1, 0)
 
 
@@ -85,8 +91,8 @@ Normalization = Literal["none", "std"]
 
 
 def group_relative(
-    rewards: Float[Tensor, "S"], group_ids: Int[Tensor, "S"], normalization: Normalization = "none"
-) -> Float[Tensor, "S"]:
+    rewards: Real[Tensor, "sequences"], group_ids: Int[Tensor, "sequences"], normalization: Normalization = "none"
+) -> Float[Tensor, "sequences"]:
     """Reward minus the mean of its group; `std` divides by the group's sample standard deviation + 1e-6.
 
     GRPO, arXiv 2402.03300, section 4.1.2; without the division, Dr. GRPO, arXiv 2503.20783. Group ids may be any

@@ -10,10 +10,10 @@ from services.trainer.objective.types import LossOutputs
 
 
 def dpo_loss(
-    chosen: Float[Tensor, "B"],
-    rejected: Float[Tensor, "B"],
-    reference_chosen: Float[Tensor, "B"],
-    reference_rejected: Float[Tensor, "B"],
+    chosen: Float[Tensor, "pairs"],
+    rejected: Float[Tensor, "pairs"],
+    reference_chosen: Float[Tensor, "pairs"],
+    reference_rejected: Float[Tensor, "pairs"],
     *,
     total_pairs: int,
     beta: float = 0.1,
@@ -21,8 +21,8 @@ def dpo_loss(
 ) -> LossOutputs:
     """Σ −log σ(margin) / total_pairs, with margin = beta · ((chosen − its reference) − (rejected − its reference)).
 
-    DPO, arXiv 2305.18290, equation 7. B pairs of this micro-batch of the step's `total_pairs`; each number is the sum
-    of a completion's log-probabilities. `label_smoothing` is the share of pairs that are labelled the wrong way
+    DPO, arXiv 2305.18290, equation 7. The pairs are this micro-batch's of the step's `total_pairs`; each number is the
+    sum of a completion's log-probabilities. `label_smoothing` is the share of pairs that are labelled the wrong way
     round: (1 − it) · −log σ(margin) + it · −log σ(−margin), conservative DPO, E. Mitchell, "A note on DPO with noisy
     preferences and relationship to IPO", 2023.
 

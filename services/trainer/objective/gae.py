@@ -7,7 +7,9 @@ from torch import Tensor
 from services.trainer.objective.segments import segment_lengths
 
 
-def terminal_rewards(rewards: Float[Tensor, "S"], sequence_ids: Int[Tensor, "N"], sequences: int) -> Float[Tensor, "N"]:
+def terminal_rewards(
+    rewards: Float[Tensor, "sequences"], sequence_ids: Int[Tensor, "tokens"], sequences: int
+) -> Float[Tensor, "tokens"]:
     """The sequence's reward on its last token, 0 on all before.
 
     Raises ValueError for a number of rewards other than `sequences` and for a sequence without a token.
@@ -22,13 +24,13 @@ def terminal_rewards(rewards: Float[Tensor, "S"], sequence_ids: Int[Tensor, "N"]
 
 
 def generalized_advantages(
-    rewards: Float[Tensor, "N"],
-    values: Float[Tensor, "N"],
-    sequence_ids: Int[Tensor, "N"],
+    rewards: Float[Tensor, "tokens"],
+    values: Float[Tensor, "tokens"],
+    sequence_ids: Int[Tensor, "tokens"],
     sequences: int,
     gamma: float = 1.0,
     lambda_: float = 0.95,
-) -> tuple[Float[Tensor, "N"], Float[Tensor, "N"]]:
+) -> tuple[Float[Tensor, "tokens"], Float[Tensor, "tokens"]]:
     """Advantages Σ_k (gamma·lambda)^k · δ(t+k) with δ(t) = reward(t) + gamma·V(t+1) − V(t), and returns A + V.
 
     arXiv 1506.02438, equations 11 and 16. V(t) is the value before token t is chosen, read where its logits are. Past
@@ -57,7 +59,7 @@ def generalized_advantages(
     return unsorted.to(values.dtype), (unsorted + values.detach()).to(values.dtype)
 
 
-def _ahead(per_token: Float[Tensor, "N"], ids: Int[Tensor, "N"], distance: int) -> Float[Tensor, "N"]:
+def _ahead(per_token: Float[Tensor, "tokens"], ids: Int[Tensor, "tokens"], distance: int) -> Float[Tensor, "tokens"]:
     """What stands `distance` tokens later in the same sequence, 0 past its end; sequences stand one after another."""
     same = ids[distance:] == ids[:-distance]
     return torch.cat([per_token[distance:].where(same, 0.0), per_token.new_zeros(distance)])

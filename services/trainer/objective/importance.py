@@ -67,12 +67,12 @@ class ImportanceCorrection:
 
 
 def importance_log_ratio(
-    old_logprobs: Float[Tensor, "N"],
-    rollout_logprobs: Float[Tensor, "N"],
-    sequence_ids: Int[Tensor, "N"],
+    old_logprobs: Float[Tensor, "tokens"],
+    rollout_logprobs: Float[Tensor, "tokens"],
+    sequence_ids: Int[Tensor, "tokens"],
     sequences: int,
     mode: ImportanceMode,
-) -> Float[Tensor, "N"]:
+) -> Float[Tensor, "tokens"]:
     """old − rollout of the token or, in the sequence modes, its sequence's sum; unbounded, without gradient."""
     log_ratio = (old_logprobs - rollout_logprobs).detach()
     if mode in ("sequence_truncate", "sequence_mask"):
@@ -81,8 +81,8 @@ def importance_log_ratio(
 
 
 def importance_weights(
-    log_ratio: Float[Tensor, "N"], correction: ImportanceCorrection
-) -> tuple[Float[Tensor, "N"], Float[Tensor, "N"]]:
+    log_ratio: Float[Tensor, "tokens"], correction: ImportanceCorrection
+) -> tuple[Float[Tensor, "tokens"], Float[Tensor, "tokens"]]:
     """The ratio, held in the correction's bounds, 1 for mode none; and its logarithm, also where it underflows.
 
     Truncated importance sampling: E. L. Ionides, 2008; between a sampling and a training engine: F. Yao et al., "Your

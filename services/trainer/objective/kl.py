@@ -34,17 +34,17 @@ class KlPenalty:
             raise ValueError(f"clip_ratio is {self.clip_ratio}, expected more than 0")
 
 
-def k1(logprobs: Float[Tensor, "N"], reference: Float[Tensor, "N"]) -> Float[Tensor, "N"]:
+def k1(logprobs: Float[Tensor, "tokens"], reference: Float[Tensor, "tokens"]) -> Float[Tensor, "tokens"]:
     """lp − ref: unbiased in value, high variance, and on policy its gradient is zero in expectation."""
     return logprobs - reference
 
 
-def k2(logprobs: Float[Tensor, "N"], reference: Float[Tensor, "N"]) -> Float[Tensor, "N"]:
+def k2(logprobs: Float[Tensor, "tokens"], reference: Float[Tensor, "tokens"]) -> Float[Tensor, "tokens"]:
     """(lp − ref)²/2: biased in value; on policy its gradient is the KL's."""
     return (logprobs - reference).square() / 2
 
 
-def k3(logprobs: Float[Tensor, "N"], reference: Float[Tensor, "N"]) -> Float[Tensor, "N"]:
+def k3(logprobs: Float[Tensor, "tokens"], reference: Float[Tensor, "tokens"]) -> Float[Tensor, "tokens"]:
     """exp(ref − lp) − (ref − lp) − 1: unbiased in value and never negative; its gradient is not the KL's.
 
     k1 to k3: J. Schulman, "Approximating KL Divergence", 2020.
@@ -53,16 +53,16 @@ def k3(logprobs: Float[Tensor, "N"], reference: Float[Tensor, "N"]) -> Float[Ten
     return log_ratio.expm1() - log_ratio
 
 
-def wide_k3(logprobs: Float[Tensor, "N"], reference: Float[Tensor, "N"]) -> Float[Tensor, "N"]:
+def wide_k3(logprobs: Float[Tensor, "tokens"], reference: Float[Tensor, "tokens"]) -> Float[Tensor, "tokens"]:
     """In float64 where it overflows its own type, and without gradient."""
     own = k3(logprobs.detach(), reference.detach())
     return own.double().where(own.isfinite(), k3(logprobs.detach().double(), reference.detach().double()))
 
 
 def importance_sampling_corrected(
-    logprobs: Float[Tensor, "N"],
-    old_logprobs: Float[Tensor, "N"],
-    reference: Float[Tensor, "N"],
+    logprobs: Float[Tensor, "tokens"],
+    old_logprobs: Float[Tensor, "tokens"],
+    reference: Float[Tensor, "tokens"],
     clip_ratio: float = math.inf,
 ) -> Scaled:
     """exp(lp − old) · k3: unbiased in value and gradient for samples of the old policy, while the ratio is not clipped.
@@ -78,7 +78,9 @@ def importance_sampling_corrected(
     return _times_k3(log_weight, reference - logprobs, log_product)
 
 
-def _times_k3(log_weight: Float[Tensor, "N"], log_ratio: Float[Tensor, "N"], log_product: Float[Tensor, "N"]) -> Scaled:
+def _times_k3(
+    log_weight: Float[Tensor, "tokens"], log_ratio: Float[Tensor, "tokens"], log_product: Float[Tensor, "tokens"]
+) -> Scaled:
     """exp(log_weight) · (exp(log_ratio) − log_ratio − 1), `log_product` being the sum of the two."""
     far = log_ratio.detach().exp().isinf()
     near = log_ratio.where(~far, 0.0)
@@ -89,9 +91,9 @@ def _times_k3(log_weight: Float[Tensor, "N"], log_ratio: Float[Tensor, "N"], log
 
 
 def kl_estimate(
-    logprobs: Float[Tensor, "N"],
-    old_logprobs: Float[Tensor, "N"],
-    reference: Float[Tensor, "N"],
+    logprobs: Float[Tensor, "tokens"],
+    old_logprobs: Float[Tensor, "tokens"],
+    reference: Float[Tensor, "tokens"],
     penalty: KlPenalty,
 ) -> Scaled:
     """The penalty's estimator, without its coefficient."""

@@ -16,7 +16,7 @@ from services.trainer.objective.types import Aggregation, LossInputs, LossOutput
 from services.trainer.objective.value import ValueLoss, value_term
 
 
-def token_weights(inputs: LossInputs, aggregation: Aggregation) -> Float[Tensor, "N"]:
+def token_weights(inputs: LossInputs, aggregation: Aggregation) -> Float[Tensor, "tokens"]:
     """The share of each token in the step's loss: Σ weight·value over all micro-batches and ranks is
 
     token_mean      Σ value / tokens                    (DAPO, arXiv 2503.14476, section 3.3)
@@ -115,7 +115,7 @@ def compute_loss(inputs: LossInputs, objective: Objective) -> LossOutputs:
     return LossOutputs(loss=loss, metrics=metrics)
 
 
-def _kept(inputs: LossInputs) -> Bool[Tensor, "S"]:
+def _kept(inputs: LossInputs) -> Bool[Tensor, "sequences"]:
     return inputs.kept if inputs.truncated is None else inputs.kept & ~inputs.truncated
 
 
@@ -127,7 +127,7 @@ def _calibration(inputs: LossInputs, correction: ImportanceCorrection) -> float 
     return correction.calibration.factor(inputs.steps_applied)
 
 
-def _kl_term(inputs: LossInputs, share: Float[Tensor, "N"], penalty: KlPenalty | None) -> Term:
+def _kl_term(inputs: LossInputs, share: Float[Tensor, "tokens"], penalty: KlPenalty | None) -> Term:
     if penalty is None or inputs.reference_logprobs is None:
         return Term(share.new_zeros(()), {})
     kl = kl_estimate(inputs.logprobs, inputs.old_logprobs, inputs.reference_logprobs, penalty)
@@ -137,7 +137,7 @@ def _kl_term(inputs: LossInputs, share: Float[Tensor, "N"], penalty: KlPenalty |
     return Term(loss + (scale * kl.value).sum(), {"kl": mean_of(kl.wide)})
 
 
-def _value_term(inputs: LossInputs, share: Float[Tensor, "N"], settings: ValueLoss) -> Term:
+def _value_term(inputs: LossInputs, share: Float[Tensor, "tokens"], settings: ValueLoss) -> Term:
     values, old_values, returns = (
         inputs.require(name, "the algorithm trains a value head") for name in ("values", "old_values", "returns")
     )
@@ -146,7 +146,7 @@ def _value_term(inputs: LossInputs, share: Float[Tensor, "N"], settings: ValueLo
     return Term(settings.coef * (share * term.loss).sum(), means)
 
 
-def _entropy_term(inputs: LossInputs, share: Float[Tensor, "N"], coef: float) -> Term:
+def _entropy_term(inputs: LossInputs, share: Float[Tensor, "tokens"], coef: float) -> Term:
     entropies = inputs.require("entropies", "entropy_coef is above 0")
     if inputs.logprobs.requires_grad and not entropies.requires_grad:
         raise ValueError("entropies carries no gradient, expected one: without it the entropy bonus teaches nothing")

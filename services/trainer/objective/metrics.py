@@ -22,14 +22,14 @@ BINS = 2 * SIDE + 1
 QUANTILES: Mapping[str, float] = {"p1": 0.01, "p50": 0.5, "p99": 0.99, "p999": 0.999}
 
 
-def histogram_of(ratio: Float[Tensor, "N"]) -> Float[Tensor, "B"]:
+def histogram_of(ratio: Float[Tensor, "tokens"]) -> Float[Tensor, "bins"]:
     """Counts of non-negative ratios, in float64, over bins that are the same everywhere; NaN counts as the largest."""
     position = torch.asinh(ratio.detach().double().log() / FINEST) * BINS_PER_UNIT
     bins = position.nan_to_num(nan=SIDE, posinf=SIDE, neginf=-SIDE).round().clamp(-SIDE, SIDE).long() + SIDE
     return segment_sum(torch.ones_like(position), bins, BINS)
 
 
-def quantiles_of(histogram: Float[Tensor, "B"]) -> dict[str, float]:
+def quantiles_of(histogram: Float[Tensor, "bins"]) -> dict[str, float]:
     """By name in QUANTILES, the smallest ratio that at least this share of all ratios does not exceed; NaN for none.
 
     For a quantile q up to e^±100, log of the answer is within 0.8 % of (|log q| + 0.001) from log q: half a bin.
@@ -45,7 +45,7 @@ def quantiles_of(histogram: Float[Tensor, "B"]) -> dict[str, float]:
     return dict(zip(QUANTILES, ratios, strict=True))
 
 
-AllReduce = Callable[[Float[Tensor, "K"], Literal["sum", "min", "max"]], Float[Tensor, "K"]]
+AllReduce = Callable[[Float[Tensor, "numbers"], Literal["sum", "min", "max"]], Float[Tensor, "numbers"]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +54,7 @@ class Metrics:
 
     totals: dict[str, Float[Tensor, ""]]  # shares of the step's value: they add up
     # Sum and count, and behind them, for a distribution, its histogram: all add up, and the quotient is the mean.
-    means: dict[str, Float[Tensor, "2+B"]]
+    means: dict[str, Float[Tensor, "_sums"]]
     minima: dict[str, Float[Tensor, ""]]
     maxima: dict[str, Float[Tensor, ""]]
 
@@ -109,7 +109,7 @@ def mean_of(values: Tensor) -> Float[Tensor, "2"]:
     return torch.stack([total, torch.full_like(total, values.numel())])
 
 
-def distribution_of(ratio: Float[Tensor, "N"]) -> Float[Tensor, "2+B"]:
+def distribution_of(ratio: Float[Tensor, "tokens"]) -> Float[Tensor, "sums"]:
     """For a mean with quantiles. Metrics that hold it hold the ratio's minimum and maximum under the same name."""
     return torch.cat([mean_of(ratio), histogram_of(ratio)])
 

@@ -10,17 +10,19 @@ from services.trainer.objective.scaled import wide_exp
 from services.trainer.objective.segments import segment_mean
 
 
-def token_log_ratio(logprobs: Float[Tensor, "N"], old_logprobs: Float[Tensor, "N"]) -> Float[Tensor, "N"]:
+def token_log_ratio(
+    logprobs: Float[Tensor, "tokens"], old_logprobs: Float[Tensor, "tokens"]
+) -> Float[Tensor, "tokens"]:
     """log r = lp − old, token by token (PPO, arXiv 1707.06347, section 3)."""
     return logprobs - old_logprobs
 
 
 def sequence_log_ratio(
-    logprobs: Float[Tensor, "N"],
-    old_logprobs: Float[Tensor, "N"],
-    sequence_ids: Int[Tensor, "N"],
+    logprobs: Float[Tensor, "tokens"],
+    old_logprobs: Float[Tensor, "tokens"],
+    sequence_ids: Int[Tensor, "tokens"],
     sequences: int,
-) -> Float[Tensor, "N"]:
+) -> Float[Tensor, "tokens"]:
     """log r = mean of lp − old over the sequence, the same for each of its tokens.
 
     GSPO, arXiv 2507.18071, equation 7. Gradient reaches every token through the mean, so a token whose own term is
@@ -42,20 +44,20 @@ class Clip:
         if not self.high >= 0:
             raise ValueError(f"clip_high is {self.high}, expected 0 or more")
 
-    def __call__(self, ratio: Float[Tensor, "N"]) -> Float[Tensor, "N"]:
+    def __call__(self, ratio: Float[Tensor, "tokens"]) -> Float[Tensor, "tokens"]:
         return ratio.clamp(1 - self.low, 1 + self.high)
 
 
 @dataclass(frozen=True, eq=False)
 class PolicyTerm:
-    loss: Float[Tensor, "N"]
-    ratio: Float[Tensor, "N"]  # before clipping; in float64 where it would overflow
-    clipped: Bool[Tensor, "N"]  # where clipping changed the term
+    loss: Float[Tensor, "tokens"]
+    ratio: Float[Tensor, "tokens"]  # before clipping; in float64 where it would overflow
+    clipped: Bool[Tensor, "tokens"]  # where clipping changed the term
     # The term is loss · exp(log_scale): 0, or None for 0 everywhere, unless the ratio makes it overflow.
-    log_scale: Float[Tensor, "N"] | None = None
+    log_scale: Float[Tensor, "tokens"] | None = None
 
 
-def clipped_term(log_ratio: Float[Tensor, "N"], advantages: Float[Tensor, "N"], clip: Clip) -> PolicyTerm:
+def clipped_term(log_ratio: Float[Tensor, "tokens"], advantages: Float[Tensor, "tokens"], clip: Clip) -> PolicyTerm:
     """−min(r·A, clip(r)·A): no gradient once the ratio has left the interval in the advantage's direction.
 
     PPO, arXiv 1707.06347, equation 7; with its own upper bound (clip-higher), DAPO, arXiv 2503.14476, equation 10.
@@ -79,7 +81,10 @@ def clipped_term(log_ratio: Float[Tensor, "N"], advantages: Float[Tensor, "N"], 
 
 
 def cispo_term(
-    logprobs: Float[Tensor, "N"], log_ratio: Float[Tensor, "N"], advantages: Float[Tensor, "N"], clip: Clip
+    logprobs: Float[Tensor, "tokens"],
+    log_ratio: Float[Tensor, "tokens"],
+    advantages: Float[Tensor, "tokens"],
+    clip: Clip,
 ) -> PolicyTerm:
     """−stopgrad(clip(r))·A·lp: every token keeps its gradient, only its weight is bounded.
 

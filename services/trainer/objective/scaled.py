@@ -17,27 +17,27 @@ from torch import Tensor
 class Scaled:
     """`value` · exp(`log_scale`): `value` is finite and carries the gradient, `log_scale` is 0 or more, mostly 0."""
 
-    value: Float[Tensor, "N"]
-    log_scale: Float[Tensor, "N"]
+    value: Float[Tensor, "tokens"]
+    log_scale: Float[Tensor, "tokens"]
 
     @property
-    def wide(self) -> Float[Tensor, "N"]:
+    def wide(self) -> Float[Tensor, "tokens"]:
         """The number itself, in float64 and without gradient."""
         return self.value.detach().double() * self.log_scale.double().exp()
 
 
-def unscaled(value: Float[Tensor, "N"]) -> Scaled:
+def unscaled(value: Float[Tensor, "tokens"]) -> Scaled:
     return Scaled(value, torch.zeros_like(value, requires_grad=False))
 
 
 def scaled_weights(
-    weights: Float[Tensor, "N"], log_weights: Float[Tensor, "N"], log_scale: Float[Tensor, "N"]
-) -> Float[Tensor, "N"]:
+    weights: Float[Tensor, "tokens"], log_weights: Float[Tensor, "tokens"], log_scale: Float[Tensor, "tokens"]
+) -> Float[Tensor, "tokens"]:
     """weight · exp(log_scale), by way of the weight's logarithm where there is a scale."""
     return weights.where(log_scale == 0, (log_weights + log_scale).exp())
 
 
-def wide_exp(logs: Float[Tensor, "N"]) -> Float[Tensor, "N"]:
+def wide_exp(logs: Float[Tensor, "tokens"]) -> Float[Tensor, "tokens"]:
     """exp in float64 where its own type overflows, and else to the last bit what its own type says; no gradient."""
     own = logs.detach().exp()
     return own.double().where(own.isfinite(), logs.detach().double().exp())

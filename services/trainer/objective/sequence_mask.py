@@ -13,31 +13,31 @@ from services.trainer.objective.segments import segment_mean
 
 
 def sequence_divergence(
-    logprobs: Float[Tensor, "N"],
-    rollout_logprobs: Float[Tensor, "N"],
-    sequence_ids: Int[Tensor, "N"],
+    logprobs: Float[Tensor, "tokens"],
+    rollout_logprobs: Float[Tensor, "tokens"],
+    sequence_ids: Int[Tensor, "tokens"],
     sequences: int,
-) -> Float[Tensor, "S"]:
+) -> Float[Tensor, "sequences"]:
     """Mean of rollout − current log-prob over each sequence, in nats per token; carries no gradient."""
     return segment_mean((rollout_logprobs - logprobs).detach(), sequence_ids, sequences)
 
 
 def keep_sequences(
-    advantages: Float[Tensor, "S"],
-    divergence: Float[Tensor, "S"],
+    advantages: Float[Tensor, "sequences"],
+    divergence: Float[Tensor, "sequences"],
     threshold: float,
     min_keep_ratio: float,
-) -> Bool[Tensor, "S"]:
+) -> Bool[Tensor, "sequences"]:
     """False where the advantage is negative and the divergence above `threshold`.
 
-    S is the whole step here, all ranks together: at least ceil(min_keep_ratio·S) sequences stay kept, and for that
-    the least divergent masked ones return first (of equal ones, the earlier).
+    The sequences are those of the whole step here, all ranks together: at least ceil(min_keep_ratio · sequences) stay
+    kept, and for that the least divergent masked ones return first (of equal ones, the earlier).
 
     Raises ValueError for unequal shapes, NaN, and a min_keep_ratio outside 0..1.
     """
     for name, values in (("advantages", advantages), ("divergence", divergence)):
         if values.ndim != 1 or values.shape != advantages.shape:
-            raise ValueError(f"{name} has shape {tuple(values.shape)}, expected [S], the same for both")
+            raise ValueError(f"{name} has shape {tuple(values.shape)}, expected [sequences], the same for both")
         if values.isnan().any():
             raise ValueError(f"{name} holds NaN, expected numbers")
     if not 0 <= min_keep_ratio <= 1:

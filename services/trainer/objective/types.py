@@ -1,15 +1,15 @@
 """What the loss takes in, and the words of this package.
 
 Glossary:
-    N         completion tokens of one micro-batch, packed; prompt tokens are not among them
-    S         sequences of one micro-batch; a sequence is never split over micro-batches
     step      all micro-batches of all ranks that share one optimizer update
     current   the policy that is trained; the only one that carries gradient
     old       the policy in the ratio's denominator: the sampler's, or the trainer's own before the step
     rollout   the policy as the sampler evaluated it
     reference the frozen policy that the KL term compares with
 
-All log-probabilities are of the sampled tokens, over the same candidate set, at the sampler's temperature.
+Tokens are the completion tokens of one micro-batch, packed; a sequence is never split over micro-batches. The names of
+axes are listed in docs/architecture.md. All log-probabilities are of the sampled tokens, over the same candidate set,
+at the sampler's temperature.
 """
 
 from dataclasses import dataclass
@@ -49,27 +49,27 @@ class LossInputs:
     Raises ValueError that names the field when a shape, a dtype, an id, a total or a number is not what it says here.
     """
 
-    logprobs: Float[Tensor, "N"]
-    old_logprobs: Float[Tensor, "N"]
-    rollout_logprobs: Float[Tensor, "N"]
-    reference_logprobs: Float[Tensor, "N"] | None
-    sequence_ids: Int[Tensor, "N"]  # in 0..S-1, in any order; every sequence has a token
-    advantages: Float[Tensor, "S"]
-    kept: Bool[Tensor, "S"]  # False where the sequence mask drops the policy term
+    logprobs: Float[Tensor, "tokens"]
+    old_logprobs: Float[Tensor, "tokens"]
+    rollout_logprobs: Float[Tensor, "tokens"]
+    reference_logprobs: Float[Tensor, "tokens"] | None
+    sequence_ids: Int[Tensor, "tokens"]  # in 0..sequences-1, in any order; every sequence has a token
+    advantages: Float[Tensor, "sequences"]
+    kept: Bool[Tensor, "sequences"]  # False where the sequence mask drops the policy term
     total_tokens: int  # of the step
     total_sequences: int  # of the step
     max_length: int  # the most tokens that a sequence can have
     # True drops the policy term as `kept` False does: cut off, and so rewarded for what it never came to say. The
     # tokens stay in every denominator. Overlong filtering, DAPO, arXiv 2503.14476, section 3.4.
-    truncated: Bool[Tensor, "S"] | None = None
+    truncated: Bool[Tensor, "sequences"] | None = None
     steps_applied: int | None = None  # optimizer steps before this one; a calibrated importance weight needs it
     # With gradient, for the entropy bonus: of the current policy over the candidate set, in nats.
-    entropies: Float[Tensor, "N"] | None = None
+    entropies: Float[Tensor, "tokens"] | None = None
     # For algorithms with a value head. Each value is of the state before its token; only `values` carries gradient.
-    values: Float[Tensor, "N"] | None = None
-    old_values: Float[Tensor, "N"] | None = None  # of the value head as it was when the returns were computed
-    returns: Float[Tensor, "N"] | None = None
-    gae_advantages: Float[Tensor, "N"] | None = None  # of each token; `advantages` are their means then
+    values: Float[Tensor, "tokens"] | None = None
+    old_values: Float[Tensor, "tokens"] | None = None  # of the value head as it was when the returns were computed
+    returns: Float[Tensor, "tokens"] | None = None
+    gae_advantages: Float[Tensor, "tokens"] | None = None  # of each token; `advantages` are their means then
 
     def __post_init__(self) -> None:
         _check_shapes(self)
@@ -80,18 +80,18 @@ class LossInputs:
         return self.advantages.shape[0]
 
     @cached_property
-    def lengths(self) -> Int[Tensor, "S"]:
+    def lengths(self) -> Int[Tensor, "sequences"]:
         return segment_lengths(self.sequence_ids, self.sequences)
 
     def require(self, name: str, why: str) -> Tensor:
         """The optional field of that name. Raises ValueError that says `why` where it is None."""
         value: Tensor | None = getattr(self, name)
         if value is None:
-            raise ValueError(f"{name} is missing, expected [N]: {why}")
+            raise ValueError(f"{name} is missing, expected [tokens]: {why}")
         return value
 
     @property
-    def token_advantages(self) -> Float[Tensor, "N"]:
+    def token_advantages(self) -> Float[Tensor, "tokens"]:
         return self.advantages[self.sequence_ids]
 
 
@@ -144,7 +144,7 @@ def _check_values(inputs: LossInputs) -> None:
 
 
 def _numbers(inputs: LossInputs) -> dict[str, Tensor]:
-    """The fields of N numbers that are there."""
+    """The fields of one number a token that are there."""
     fields = {
         "logprobs": inputs.logprobs,
         "old_logprobs": inputs.old_logprobs,

@@ -26,12 +26,12 @@ class ValueLoss:
 
 @dataclass(frozen=True, eq=False)
 class ValueTerm:
-    loss: Float[Tensor, "N"]
-    clipped: Bool[Tensor, "N"]  # where clipping changed the term
+    loss: Float[Tensor, "tokens"]
+    clipped: Bool[Tensor, "tokens"]  # where clipping changed the term
 
 
 def value_term(
-    values: Float[Tensor, "N"], old_values: Float[Tensor, "N"], returns: Float[Tensor, "N"], clip: float
+    values: Float[Tensor, "tokens"], old_values: Float[Tensor, "tokens"], returns: Float[Tensor, "tokens"], clip: float
 ) -> ValueTerm:
     """max((V − R)², (V_old + clamp(V − V_old, ±clip) − R)²) / 2: no gradient once V has moved far enough towards R.
 

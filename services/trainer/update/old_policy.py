@@ -15,7 +15,7 @@ from services.trainer.objective import generalized_advantages, terminal_rewards
 
 @dataclass(frozen=True, eq=False)
 class OldTokens:
-    """N completion tokens; only `logprobs`, the ratio's denominator, is there without a value head."""
+    """Of one micro-batch; only `logprobs`, the ratio's denominator, is there without a value head."""
 
     logprobs: Float[Tensor, "tokens"]
     values: Float[Tensor, "tokens"] | None = None
@@ -26,7 +26,7 @@ class OldTokens:
     def mean_advantage(self) -> Float[Tensor, ""]:
         """In float64. Raises ValueError without a value head."""
         if self.advantages is None:
-            raise ValueError("advantages is missing, expected [N]: the algorithm's value head gave no values")
+            raise ValueError("advantages is missing, expected [tokens]: the algorithm's value head gave no values")
         return self.advantages.double().mean()
 
     def by_sample(self, batch: PackedBatch) -> "OldPolicy":
@@ -40,7 +40,7 @@ OldPolicy = Mapping[str, OldTokens]  # by sample id
 
 
 def old_tokens(
-    batch: PackedBatch, output: PolicyOutput, rewards: Float[Tensor, "samples"], settings: AlgorithmConfig
+    batch: PackedBatch, output: PolicyOutput, rewards: Float[Tensor, "sequences"], settings: AlgorithmConfig
 ) -> OldTokens:
     """From the log-probs and values before the step. A sample's reward is paid on its last token."""
     logprobs = output.logprobs if settings.old_policy == "recomputed" else batch.rollout_logprobs

@@ -132,7 +132,7 @@ class Updater:
         keeps = self._config.rl_stability.consistency.keep_sampling_mask
         return batch if keeps else batch.without_candidates()
 
-    def _keep(self, samples: Sequence[TrainSample], measured: Sequence[Measured]) -> Bool[Tensor, "samples"]:
+    def _keep(self, samples: Sequence[TrainSample], measured: Sequence[Measured]) -> Bool[Tensor, "sequences"]:
         """Over the sequences of all ranks: the mask keeps a share of the whole step."""
         masking = self._config.rl_stability.sequence_masking
         device = self._engine.device

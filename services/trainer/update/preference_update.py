@@ -186,7 +186,9 @@ def _finite(check: FiniteCheck, batch: PackedBatch, *numbers: Float[Tensor, "tok
     return check.numbers(batch, *numbers, *(each[batch.sequence_ids] for each in sums))
 
 
-def _answers(logprobs: Float[Tensor, "tokens"], batch: PackedBatch) -> tuple[Float[Tensor, "B"], Float[Tensor, "B"]]:
+def _answers(
+    logprobs: Float[Tensor, "tokens"], batch: PackedBatch
+) -> tuple[Float[Tensor, "pairs"], Float[Tensor, "pairs"]]:
     """Summed over each answer's tokens: of the chosen and of the rejected."""
     sums = segment_sum(logprobs, batch.sequence_ids, len(batch.sample_ids))
     return sums[0::2], sums[1::2]

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from jaxtyping import Float
 from torch import Tensor
@@ -12,15 +12,16 @@ from services.trainer.objective.types import AGGREGATIONS, Aggregation, LossInpu
 from services.trainer.objective.value import ValueLoss
 
 
+@runtime_checkable
 class PreferenceLoss(Protocol):
-    """B pairs of one micro-batch of a step of `total_pairs`; each number is the sum of an answer's log-probs."""
+    """Of the pairs of one micro-batch of a step of `total_pairs`; each number is the sum of an answer's log-probs."""
 
     def __call__(
         self,
-        chosen: Float[Tensor, "B"],
-        rejected: Float[Tensor, "B"],
-        reference_chosen: Float[Tensor, "B"],
-        reference_rejected: Float[Tensor, "B"],
+        chosen: Float[Tensor, "pairs"],
+        rejected: Float[Tensor, "pairs"],
+        reference_chosen: Float[Tensor, "pairs"],
+        reference_rejected: Float[Tensor, "pairs"],
         *,
         total_pairs: int,
         beta: float,
