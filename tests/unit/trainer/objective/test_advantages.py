@@ -35,6 +35,7 @@ def test_integer_rewards_give_float_advantages():
     assert found.tolist() == [0.5, -0.5]
 
 
+@pytest.mark.usefixtures("unchecked_signatures")
 @pytest.mark.parametrize(
     ("rewards", "groups", "normalization", "message"),
     [
@@ -47,4 +48,4 @@ def test_integer_rewards_give_float_advantages():
 )
 def test_bad_input_is_refused(rewards, groups, normalization, message):
     with pytest.raises(ValueError, match=message):
-        group_relative(torch.tensor(rewards), torch.tensor(groups), normalization)
+        group_relative(torch.tensor(rewards), torch.tensor(groups, dtype=torch.int64), normalization)

@@ -97,6 +97,7 @@ def test_a_hopeless_pair_is_finite_in_float32():
     assert torch.autograd.grad(loss, sums["chosen"])[0].item() == -1
 
 
+@pytest.mark.usefixtures("unchecked_signatures")
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -105,6 +105,7 @@ def test_bad_terminal_rewards_are_refused(rewards, ids, message):
         terminal_rewards(torch.tensor(rewards), torch.tensor(ids), 2)
 
 
+@pytest.mark.usefixtures("unchecked_signatures")
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

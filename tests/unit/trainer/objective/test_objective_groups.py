@@ -60,6 +60,7 @@ def test_integer_rewards():
     assert groups_with_variance(torch.tensor([1, 1, 0]), torch.tensor([0, 0, 0])).all()
 
 
+@pytest.mark.usefixtures("unchecked_signatures")
 @pytest.mark.parametrize("function", [groups_with_variance, best_against_worst])
 @pytest.mark.parametrize(
     ("rewards", "groups", "message"),
@@ -71,4 +72,4 @@ def test_integer_rewards():
 )
 def test_bad_input_is_refused(function, rewards, groups, message):
     with pytest.raises(ValueError, match=message):
-        function(torch.tensor(rewards), torch.tensor(groups))
+        function(torch.tensor(rewards), torch.tensor(groups, dtype=torch.int64))

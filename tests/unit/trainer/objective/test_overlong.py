@@ -30,6 +30,7 @@ def test_numbers():
     assert found.tolist() == [0, 0, -0.25, -0.5, -1, -1]
 
 
+@pytest.mark.usefixtures("unchecked_signatures")
 @pytest.mark.parametrize(
     ("lengths", "buffer", "message"),
     [

@@ -69,6 +69,7 @@ def test_divergence_is_the_mean_loss_of_log_probability():
     assert not divergence.requires_grad
 
 
+@pytest.mark.usefixtures("unchecked_signatures")
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
