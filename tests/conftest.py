@@ -33,7 +33,8 @@ def logs_of_its_own(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A real server of its own for the session; tests keep apart by run name."""
     directory: Path = tmp_path_factory.mktemp("valkey")
-    server = ValkeyServer(data_dir=directory, persist=True, config={"appendonly": "yes"})
+    # It looks so often a second at which blocked reads are to end: by default ten times, however short their time.
+    server = ValkeyServer(data_dir=directory, persist=True, config={"appendonly": "yes", "hz": "200"})
     server.start()
     yield server.connection_url
     server.stop()

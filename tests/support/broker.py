@@ -20,7 +20,8 @@ GROUPS = {"prompts": "rollout", "samples": "reward", "scored": "trainer"}
 
 class Broker:
     def __init__(self, directory: Path, **options: object) -> None:
-        self.server = ValkeyServer(port=free_port(), data_dir=directory, persist=True, config={"appendonly": "yes"})
+        saving = {"appendonly": "yes", "hz": "200"}
+        self.server = ValkeyServer(port=free_port(), data_dir=directory, persist=True, config=saving)
         self.server.start()
         settings = {"claim_idle_seconds": 1.0, "max_deliveries": 2, "retry_seconds": 20, **options}
         self.config = RedisConfig(url=self.server.connection_url, **settings)

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,9 @@ from typer.testing import CliRunner
 
 from examples.quickstart.tokenizer import build_tokenizer
 from services.cli.__main__ import app
+from services.cli.check import command as check_command
 from services.cli.check.command import check_all
+from services.cli.check.machine import machine_report
 from services.common.config import parse_config
 from services.reward import check as reward_check
 from services.trainer import check as trainer_check
@@ -210,13 +213,25 @@ def test_a_row_past_the_first_ones_may_be_what_is_needed(tree, tmp_path, monkeyp
     assert problems(tree) == []
 
 
-def test_all_findings_come_at_once_and_the_status_is_that_of_a_configuration(tree, tmp_path):
+def test_all_findings_come_at_once_from_checks_that_import_neither_vllm_nor_deepspeed(tree, tmp_path, monkeypatch):
     write(tmp_path / "train.jsonl", [{"prompt": "a \ud83d"}, *({"prompt": f"sort {n}"} for n in range(5))])
     tree["algorithm"] = {"name": "grop"}
     tree["reference"] = {"path": "/no/such/reference"}
     tree["reward"]["scorers"].append({"name": "oracle"})
     tree["redis"] = {"url": "redis://:secret-password@127.0.0.1:9/0"}
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(tree), encoding="utf-8")
+    # The services' checks leave a line in their logs for each module that they import.
+    logs, reports = tmp_path / "logs", []
+    logs.mkdir()
+    monkeypatch.setattr(check_command.tempfile, "TemporaryDirectory", lambda **_: nullcontext(logs))
+    monkeypatch.setenv("PYTHONPROFILEIMPORTTIME", "1")
+
+    def check_once(config, *, starts):
+        """`up` is given what `check` has found: the services' checks are the same for both."""
+        reports.extend(() if reports else check_all(config, starts=starts))
+        return reports
+
+    monkeypatch.setattr(check_command, "check_all", check_once)
     for command in ("check", "up"):
         ended = CliRunner().invoke(app, [command, str(tmp_path / "run.yaml")])
         assert ended.exit_code == 2, ended.output
@@ -230,6 +245,11 @@ def test_all_findings_come_at_once_and_the_status_is_that_of_a_configuration(tre
             assert words in ended.output
         assert "secret-password" not in ended.output
         assert not (tmp_path / "runs").exists()
+    for service, needed in (("trainer", "transformers"), ("reward", "pydantic")):
+        lines = (logs / f"{service}.log").read_text(encoding="utf-8").splitlines()
+        imported = {line.rpartition("|")[2].strip() for line in lines if line.startswith("import time:")}
+        assert needed in imported
+        assert not {"vllm", "deepspeed"} & imported
 
 
 def test_data_come_before_a_model_that_is_missing_too(tree):
@@ -245,8 +265,13 @@ def test_data_come_before_a_model_that_is_missing_too(tree):
     assert "model.path is '/no/such/model'" in found[1]
 
 
-def test_a_run_without_findings_is_reported_so(tree, tmp_path):
+def test_a_run_without_findings_is_reported_so(tree, tmp_path, monkeypatch):
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(tree), encoding="utf-8")
+
+    def check_here(config, *, starts):
+        return [trainer_check.report(config), reward_check.report(config), machine_report(config, starts=starts)]
+
+    monkeypatch.setattr(check_command, "check_all", check_here)
     ended = CliRunner().invoke(app, ["check", str(tmp_path / "run.yaml")])
     assert ended.exit_code == 0, ended.output
     assert "nothing found" in ended.output
@@ -275,11 +300,3 @@ def test_a_turn_at_whose_end_the_sampler_continues_is_a_doubt(tree, model, tmp_p
     assert report.findings == ()
     assert len(report.doubts) == reported
     assert all("ends a turn with the token 1, at which the sampler does not stop" in doubt for doubt in report.doubts)
-
-
-def test_the_checks_import_neither_vllm_nor_deepspeed():
-    import subprocess
-
-    code = "import services.trainer.check, services.reward.check, sys; print({'vllm', 'deepspeed'} & set(sys.modules))"
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
-    assert ended.stdout.strip() == "set()"
