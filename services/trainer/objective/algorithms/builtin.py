@@ -4,7 +4,7 @@ from collections.abc import Callable
 from importlib import import_module
 
 from services.trainer.objective.algorithms.base import Algorithm, PreferenceAlgorithm
-from services.trainer.objective.algorithms.dpo import dpo
+from services.trainer.objective.dpo import dpo_loss
 from services.trainer.objective.policy_term import (
     Clip,
     PolicyTerm,
@@ -90,6 +90,14 @@ def cispo() -> Algorithm:
 def clipped_weight_term(inputs: LossInputs, clip: Clip) -> PolicyTerm:
     log_ratio = token_log_ratio(inputs.logprobs, inputs.old_logprobs)
     return cispo_term(inputs.logprobs, log_ratio, inputs.token_advantages, clip)
+
+
+def dpo() -> PreferenceAlgorithm:
+    """Direct Preference Optimization: the better answer of a pair gains on the worse, as far as the reference lets it.
+
+    arXiv 2305.18290, equation 7. Pairs come from a file, or are the best and the worst sample of each scored group.
+    """
+    return PreferenceAlgorithm("dpo", dpo_loss, beta=0.1)
 
 
 ALGORITHMS: dict[str, Callable[[], Algorithm | PreferenceAlgorithm]] = {
