@@ -40,9 +40,9 @@ from services.trainer.steps.deaths import Deaths
 from services.trainer.steps.lease import Lease
 from services.trainer.steps.source import Order, StepSource
 from services.trainer.update.learning_signal import LearningSignal
-from services.trainer.update.policy_update import Updater
 from services.trainer.update.preference_update import PreferenceUpdater
 from services.trainer.update.soundness import Soundness
+from services.trainer.update.updater import Updater
 from services.trainer.weights.publish import Publication, Release
 
 log = get_logger(__name__)
@@ -53,7 +53,7 @@ class Machinery:
     """What every rank has. `model` is the digest of the architecture, `settings` are those that must not change."""
 
     engine: TrainEngine
-    updater: Updater | PreferenceUpdater
+    updater: Updater
     checkpoints: Checkpoints
     recorder: Recorder
     model: str

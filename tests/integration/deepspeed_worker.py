@@ -20,7 +20,7 @@ from services.trainer.batch.packing import PackedBatch, pack
 from services.trainer.engine import zero_state
 from services.trainer.engine.deepspeed_engine import DeepSpeedEngine, open_engine
 from services.trainer.engine.protocol import PolicyOutput
-from services.trainer.update.policy_update import Updater
+from services.trainer.update.policy_update import PolicyUpdater
 from tests.support.deepspeed_ranks import (
     LEARNING_RATE,
     configuration,
@@ -103,7 +103,7 @@ def train_ppo(directory: Path, stage: int, dtype: str) -> dict[str, Any]:
     batch = pack(rewarded_samples()[:2])
 
     def update(engine: DeepSpeedEngine) -> dict[str, float]:
-        return Updater(config, engine, None).train(rewarded_samples())
+        return PolicyUpdater(config, engine, None).train(rewarded_samples())
 
     engine = open_engine(config)
     name = f"ppo-{engine.world_size}-{stage}-{dtype}"
@@ -165,7 +165,7 @@ def skip_not_finite(directory: Path, stage: int, dtype: str) -> dict[str, Any]:
     start = engine.state_digest()
     reported = {}
     for field, gradient in [("logprobs", False), ("values", False), ("logprobs", True), ("values", True)]:
-        updater = Updater(config, NotFinite(engine, field, gradient=gradient), None)  # type: ignore[arg-type]
+        updater = PolicyUpdater(config, NotFinite(engine, field, gradient=gradient), None)  # type: ignore[arg-type]
         values = updater.train(rewarded_samples())
         (skipped,) = updater.skipped
         reported[f"{field}-{gradient}"] = {
@@ -174,7 +174,7 @@ def skip_not_finite(directory: Path, stage: int, dtype: str) -> dict[str, Any]:
             "samples": list(skipped.samples),
             "unchanged": engine.state_digest() == start and engine.finite(),
         }
-    updater = Updater(config, engine, None)
+    updater = PolicyUpdater(config, engine, None)
     applied = [updater.train(rewarded_samples())["step_applied"] for _ in range(2)]
     finite = [engine.finite()]
     found = next(zero_state.fragments(engine._policy, engine._engine.optimizer)).values
@@ -195,7 +195,7 @@ def train_critic(directory: Path) -> dict[str, Any]:
     config = configuration(directory / "model", 3, "float32", algorithm=CRITIC)
 
     def update(engine: DeepSpeedEngine) -> dict[str, float]:
-        return Updater(config, engine, None).train(rewarded_samples())
+        return PolicyUpdater(config, engine, None).train(rewarded_samples())
 
     engine = open_engine(config)
     name = f"critic-{engine.world_size}"
@@ -230,7 +230,7 @@ def resume_recut(directory: Path, name: str, stage: int, dtype: str) -> dict[str
     drawn = draws()
     steps_applied = engine.steps_applied
     if algorithm:
-        went = Updater(config, engine, None).train(rewarded_samples())
+        went = PolicyUpdater(config, engine, None).train(rewarded_samples())
     else:
         step = train_step(engine)
         went = {"grad_norm": step.grad_norm, "lr": step.learning_rate}

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from services.trainer.batch.packing import pack
 from services.trainer.model.policy import load_policy
-from services.trainer.update.policy_update import Updater
+from services.trainer.update.policy_update import PolicyUpdater
 from tests.integration import deepspeed_worker as worker
 from tests.support import deepspeed_ranks as ranks
 from tests.support.plain_engine import DescentEngine
@@ -182,7 +182,7 @@ def test_ppo_trains_the_value_head_with_the_policy(
     # On one rank in plain PyTorch, packed differently.
     config = ranks.configuration(directory / "model", case[1], "float32", algorithm=worker.PPO)
     engine = DescentEngine(load_policy(str(directory / "model"), dtype="float32", value_head=True))
-    expected = Updater(config, engine, None).train(ranks.rewarded_samples())
+    expected = PolicyUpdater(config, engine, None).train(ranks.rewarded_samples())
     same = ["loss", "policy_loss", "value_loss", "entropy_loss", "grad_norm", "return", "policy_ratio", "entropy"]
     assert {name: first[name] for name in same} == pytest.approx({name: expected[name] for name in same}, rel=1e-4)
     other = ppo_result(results, (1, 1, "float32"))["steps"][1]
@@ -222,7 +222,7 @@ def test_a_separate_critic_trains_and_resumes_under_zero_3_with_two_ranks(
     model = str(directory / "model")
     config = ranks.configuration(directory / "model", 3, "float32", algorithm=worker.CRITIC)
     engine = DescentEngine(load_policy(model, dtype="float32", critic_path=model))
-    expected = Updater(config, engine, None).train(ranks.rewarded_samples())
+    expected = PolicyUpdater(config, engine, None).train(ranks.rewarded_samples())
     same = ["loss", "policy_loss", "value_loss", "entropy_loss", "grad_norm", "return", "policy_ratio", "entropy"]
     assert {name: first[name] for name in same} == pytest.approx({name: expected[name] for name in same}, rel=1e-4)
     assert second["value"] != 0

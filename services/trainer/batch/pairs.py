@@ -15,6 +15,10 @@ class Pair:
     rejected: TrainSample
 
     @property
+    def samples(self) -> tuple[TrainSample, TrainSample]:
+        return self.chosen, self.rejected
+
+    @property
     def forward_length(self) -> int:
         return self.chosen.forward_length + self.rejected.forward_length
 

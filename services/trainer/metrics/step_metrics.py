@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import torch
 
-from services.trainer.objective import Metrics
+from services.trainer.objective import LossOutputs, Metrics
 
 StepMetrics = dict[str, float]
 Item = TypeVar("Item")
@@ -23,13 +23,17 @@ SAMPLER_AGAINST_TRAINER = (
 )
 
 
-def empty(metrics: Metrics) -> Metrics:
+def empty(outputs: LossOutputs) -> LossOutputs:
     """Of a repeat that only keeps the ranks in step."""
-    return Metrics(
-        totals={name: torch.zeros_like(value) for name, value in metrics.totals.items()},
-        means={name: torch.zeros_like(value) for name, value in metrics.means.items()},
-        minima={name: torch.full_like(value, math.inf) for name, value in metrics.minima.items()},
-        maxima={name: torch.full_like(value, -math.inf) for name, value in metrics.maxima.items()},
+    metrics = outputs.metrics
+    return LossOutputs(
+        outputs.loss * 0.0,
+        Metrics(
+            totals={name: torch.zeros_like(value) for name, value in metrics.totals.items()},
+            means={name: torch.zeros_like(value) for name, value in metrics.means.items()},
+            minima={name: torch.full_like(value, math.inf) for name, value in metrics.minima.items()},
+            maxima={name: torch.full_like(value, -math.inf) for name, value in metrics.maxima.items()},
+        ),
     )
 
 

@@ -12,7 +12,7 @@ from services.trainer.batch.groups import batch_samples
 from services.trainer.engine.protocol import RerunEngine
 from services.trainer.metrics.step_metrics import StepMetrics
 from services.trainer.recording.environment import environment
-from services.trainer.update.open import TrainsBatches
+from services.trainer.update.updater import Updater
 
 log = get_logger(__name__)
 
@@ -20,7 +20,7 @@ log = get_logger(__name__)
 class Rerunner:
     """Every rank has one. `config` is the recorded one with `overrides`; the engine holds the recorded policy."""
 
-    def __init__(self, config: Config, overrides: Sequence[str], engine: RerunEngine, updater: TrainsBatches) -> None:
+    def __init__(self, config: Config, overrides: Sequence[str], engine: RerunEngine, updater: Updater) -> None:
         self._config, self._overrides, self._engine, self._updater = config, tuple(overrides), engine, updater
 
     def rerun(self, steps: Sequence[RecordedStep]) -> RerunReport:

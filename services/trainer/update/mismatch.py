@@ -14,11 +14,11 @@ from services.trainer.metrics.step_metrics import StepMetrics
 
 @dataclass(frozen=True)
 class Measured:
-    """A micro-batch under the policy as it is before the optimizer step."""
+    """A micro-batch under the policy, and under a reference where it is needed."""
 
     plan: MicroBatch
     batch: PackedBatch
-    current: PolicyOutput
+    output: PolicyOutput
     reference_logprobs: Float[Tensor, "tokens"] | None
 
 
@@ -54,14 +54,14 @@ def compare_with_sampler(measured: Sequence[Measured], engine: UpdateEngine) -> 
     for micro in measured:
         if not micro.plan.counts:
             continue
-        gap = (micro.current.logprobs - micro.batch.rollout_logprobs).double()
-        agreement = micro.current.agreement
+        gap = (micro.output.logprobs - micro.batch.rollout_logprobs).double()
+        agreement = micro.output.agreement
         compared = agreement.rows * len(agreement.agreeing) if agreement else 0
         sums += torch.tensor(
             [
                 gap.abs().sum(),
                 gap.exp().sum(),
-                micro.current.entropies.double().sum(),
+                micro.output.entropies.double().sum(),
                 gap.numel(),
                 sum(agreement.agreeing) if agreement else 0,
                 compared,

@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from services.trainer.batch.packing import PackedBatch
+from services.trainer.batch.samples import TrainSample
 from services.trainer.engine.protocol import PolicyOutput, UpdateEngine
 
 Reason = Literal["forward", "loss", "gradient"]
@@ -28,9 +29,10 @@ class Skipped:
 class FiniteCheck:
     """Over the samples of one optimizer step. Each rank checks its own micro-batches; `shared` is collective."""
 
-    def __init__(self, sample_ids: Sequence[str], engine: UpdateEngine) -> None:
-        """The same ids in the same order on every rank."""
-        self._ids, self._engine = tuple(sample_ids), engine
+    def __init__(self, samples: Sequence[TrainSample], engine: UpdateEngine) -> None:
+        """The same samples in the same order on every rank."""
+        self.samples, self._engine = samples, engine
+        self._ids = tuple(sample.sample_id for sample in samples)
         self._positions = {sample_id: index for index, sample_id in enumerate(self._ids)}
         self._found = torch.full((len(self._ids),), FINE, dtype=torch.float64)
 

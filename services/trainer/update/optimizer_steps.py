@@ -1,32 +1,73 @@
-"""What the optimizer steps of one batch report together."""
+"""How one optimizer step is taken, and what those of one batch report together."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
 from services.common.run_files.run_log import FIRST
-from services.trainer.engine.protocol import StepResult
+from services.trainer.batch.samples import TrainSample
+from services.trainer.engine.protocol import StepResult, UpdateEngine
 from services.trainer.metrics.step_metrics import SAMPLER_AGAINST_TRAINER, StepMetrics
-from services.trainer.objective import Metrics
-from services.trainer.update.mismatch import SamplerComparison
-from services.trainer.update.non_finite import Skipped
+from services.trainer.objective import LossOutputs, Metrics
+from services.trainer.update.mismatch import Measured, SamplerComparison, compare_with_sampler
+from services.trainer.update.non_finite import FiniteCheck, Skipped, spoiled
 
 
 @dataclass(frozen=True, eq=False)
 class OptimizerStep:
     """One of them, over all ranks. Without a result it was not taken: a number was not finite before the backward."""
 
-    tokens: int
+    samples: Sequence[TrainSample]
     skipped: Skipped | None
     result: StepResult | None = None
+    # None where a forward was not finite: the rank that it ran on lacks its share.
     metrics: Metrics | None = None
     compared: SamplerComparison | None = None
 
     @property
+    def tokens(self) -> int:
+        return sum(len(sample.token_ids) for sample in self.samples)
+
+    @property
     def applied(self) -> bool:
         return self.result is not None and self.result.applied
+
+
+# A micro-batch as it went forward with gradients, and its loss if all of its numbers were finite.
+Forward = Callable[[], tuple[Measured, LossOutputs | None]]
+
+
+def take_step(
+    engine: UpdateEngine, check: FiniteCheck, forwards: Sequence[Forward], *, compare: bool = False
+) -> OptimizerStep:
+    """Of one forward for each micro-batch of this rank; each goes backward before the next one. Collective.
+
+    `compare` is for samples whose log-probs under sampler and trainer nothing has compared before the step.
+    """
+    metrics: list[Metrics] = []
+    measured: list[Measured] = []
+    for number, forward in enumerate(forwards, start=1):
+        micro, outputs = forward()
+        if outputs is not None:
+            metrics.append(outputs.metrics)
+            measured.append(replace(micro, output=micro.output.detached()))
+        loss = outputs.loss if outputs is not None and check.loss(micro.batch, outputs.loss) else spoiled(micro.output)
+        engine.backward(loss, last=number == len(forwards))
+    result = engine.step()
+    skipped = check.shared() or (None if result.applied else check.gradient())
+    if skipped is not None and skipped.reason == "forward":
+        return OptimizerStep(check.samples, skipped, result)
+    total = add_up(metrics).reduce(engine.all_reduce)
+    return OptimizerStep(
+        check.samples, skipped, result, total, compare_with_sampler(measured, engine) if compare else None
+    )
+
+
+def add_up(metrics: Sequence[Metrics]) -> Metrics:
+    """Of at least one."""
+    return sum(metrics[1:], start=metrics[0])
 
 
 def report(steps: Sequence[OptimizerStep]) -> StepMetrics:
@@ -55,7 +96,7 @@ def _metrics(steps: Sequence[OptimizerStep], applied: Sequence[OptimizerStep]) -
     measured = [(step, step.metrics) for step in steps if step.metrics is not None]
     if not measured:
         return {}
-    together = sum((metrics for _, metrics in measured[1:]), start=measured[0][1])
+    together = add_up([metrics for _, metrics in measured])
     if len(measured) > 1:
         counted = [pair for pair in measured if pair[0] in applied] or measured
         tokens = sum(step.tokens for step, _ in counted)

@@ -26,7 +26,7 @@ from services.trainer.batch.packing import pack
 from services.trainer.batch.samples import TrainSample
 from services.trainer.engine.plain_engine import PlainEngine
 from services.trainer.model.policy import Policy
-from services.trainer.update.policy_update import Updater
+from services.trainer.update.policy_update import PolicyUpdater
 from services.trainer.update.reference import Reference
 
 QUICKSTART = Path(__file__).resolve().parents[3] / "configs" / "quickstart.yaml"
@@ -118,7 +118,7 @@ def system(batch: Batch, *overrides: str) -> tuple[dict[str, float], torch.Tenso
     config = load_config(QUICKSTART, ["trainer.tokens_per_microbatch=64", *overrides], environment={})
     engine = PlainEngine(make_policy(1), torch.device("cpu"), steps_applied=0)
     samples = batch_samples(batch.order(), config, engine.facts)
-    values = Updater(config, engine, Reference(make_policy(2), torch.device("cpu"))).train(samples)
+    values = PolicyUpdater(config, engine, Reference(make_policy(2), torch.device("cpu"))).train(samples)
     gradient = engine.take_gradient()
     assert gradient is not None
     return values, gradient

@@ -11,7 +11,7 @@ from services.trainer.batch.packing import pack
 from services.trainer.compare.comparer import compare, cosine
 from services.trainer.engine.plain_engine import PlainEngine
 from services.trainer.model.policy import Policy
-from services.trainer.update.policy_update import Updater
+from services.trainer.update.policy_update import PolicyUpdater
 from tests.support.model_families import make_model, make_samples
 from tests.support.plain_engine import update_configuration
 from tests.support.recorded_run import make_order, record_run
@@ -28,10 +28,10 @@ def test_the_engine_keeps_the_gradient_and_changes_nothing():
     engine = PlainEngine(policy, torch.device("cpu"), steps_applied=7)
     samples = [replace(sample, advantage=0.5) for sample in make_samples([(3, 4), (2, 5)])]
     config = update_configuration(algorithm={"name": "cispo"})
-    first = Updater(config, engine, None).train(samples)
+    first = PolicyUpdater(config, engine, None).train(samples)
     gradient = engine.take_gradient()
     assert engine.take_gradient() is None
-    second = Updater(config, engine, None).train(samples)
+    second = PolicyUpdater(config, engine, None).train(samples)
     assert first == second
     assert torch.equal(gradient, engine.take_gradient())
     assert engine.steps_applied == 7

@@ -16,7 +16,7 @@ from services.trainer.metrics.step_gauges import (
     StepMetricCollector,
 )
 from services.trainer.model.policy import Policy
-from services.trainer.update.policy_update import Updater
+from services.trainer.update.policy_update import PolicyUpdater
 from services.trainer.update.preference_update import PreferenceUpdater
 from services.trainer.update.reference import Reference
 from tests.support.model_families import make_model, make_samples
@@ -52,7 +52,7 @@ def test_everything_that_a_step_with_all_mechanisms_reports_has_its_metric():
     reference = Reference(Policy(make_model("qwen3_moe")), torch.device("cpu"))
     algorithm = {"name": "ppo", "entropy_coef": 0.01, "mask_truncated": True, "old_policy": "recomputed"}
     config = update_configuration(algorithm=algorithm, rl_stability=STABILITY)
-    reported = Updater(config, DescentEngine(policy), reference).train(samples())
+    reported = PolicyUpdater(config, DescentEngine(policy), reference).train(samples())
     assert {"value_loss", "kl", "routing_agreement", "candidate_set_size", "truncated_fraction"} <= reported.keys()
     assert reported.keys() - KNOWN == set()
 

@@ -8,7 +8,7 @@ from services.trainer.batch.packing import pack
 from services.trainer.engine.optimizer import build_optimizer, parameter_groups, set_learning_rates
 from services.trainer.model.critic import Critic, load_critic
 from services.trainer.model.policy import Policy, load_policy
-from services.trainer.update.policy_update import Updater
+from services.trainer.update.policy_update import PolicyUpdater
 from tests.support.model_families import make_model, make_samples
 from tests.support.plain_engine import DescentEngine, update_configuration
 
@@ -55,7 +55,7 @@ def test_neither_loss_reaches_the_other_trunk(policy):
 def test_ppo_trains_it(policy):
     samples = [replace(sample, reward=1.0) for sample in make_samples(LENGTHS)]
     config = update_configuration(algorithm={"name": "ppo", "value_clip": 0.0, "critic": "separate"})
-    updater = Updater(config, DescentEngine(policy, 0.1), None)
+    updater = PolicyUpdater(config, DescentEngine(policy, 0.1), None)
     losses = [updater.train(samples)["value_loss"] for _ in range(20)]
     assert losses[-1] < 0.2 * losses[0]
 

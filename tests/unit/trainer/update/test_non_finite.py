@@ -9,7 +9,7 @@ import torch
 
 from services.trainer.model.policy import Policy
 from services.trainer.update.non_finite import Skipped
-from services.trainer.update.policy_update import Updater
+from services.trainer.update.policy_update import PolicyUpdater
 from services.trainer.update.preference_update import PreferenceUpdater
 from services.trainer.update.reference import Reference
 from tests.support.model_families import make_model, make_samples
@@ -65,7 +65,7 @@ def unchanged(before, engine):
 def test_a_number_of_the_forward_makes_it_a_skipped_step(algorithm, field, gradient, budget):
     policy = Policy(make_model("qwen3"), value_head=algorithm["name"] == "ppo")
     engine = PoisonedEngine(policy, field, gradient=gradient)
-    updater = Updater(
+    updater = PolicyUpdater(
         update_configuration(algorithm=algorithm, trainer={"tokens_per_microbatch": budget}), engine, None
     )
     before = state(engine)
@@ -94,7 +94,7 @@ def test_a_reference_that_is_not_finite_makes_it_a_skipped_step():
 
     reference = Broken(Policy(make_model("qwen3")), torch.device("cpu"))
     config = update_configuration(rl_stability={"unbiased_kl": {"enabled": True, "coef": 0.1}})
-    updater = Updater(config, engine, reference)
+    updater = PolicyUpdater(config, engine, reference)
     assert updater.train(samples())["step_applied"] == 0
     assert updater.skipped == [Skipped("forward", (BAD,))]
 
@@ -110,7 +110,7 @@ def test_a_loss_that_is_too_large_makes_it_a_skipped_step():
         )
         for sample in samples()
     ]
-    updater = Updater(update_configuration(trainer={"tokens_per_microbatch": 16}), engine, None)
+    updater = PolicyUpdater(update_configuration(trainer={"tokens_per_microbatch": 16}), engine, None)
     before = state(engine)
     values = updater.train(far)
     assert values["step_applied"] == 0
@@ -127,7 +127,7 @@ def test_a_gradient_that_is_not_finite_is_all_samples_fault():
             super().backward(loss * 1e38 * 1e38, last=last)
 
     engine = Overflowing(Policy(make_model("qwen3")), 0.05)
-    updater = Updater(update_configuration(), engine, None)
+    updater = PolicyUpdater(update_configuration(), engine, None)
     assert updater.train(samples())["step_applied"] == 0
     assert updater.skipped == [Skipped("gradient", tuple(sample.sample_id for sample in samples()))]
 
@@ -135,7 +135,7 @@ def test_a_gradient_that_is_not_finite_is_all_samples_fault():
 def test_the_other_minibatches_train():
     engine = PoisonedEngine(Policy(make_model("qwen3")), "logprobs", gradient=True)
     config = update_configuration(trainer={"minibatches": 2, "epochs": 2})
-    updater = Updater(config, engine, None)
+    updater = PolicyUpdater(config, engine, None)
     values = updater.train(samples())
     assert values["step_applied"] == 0.5
     assert engine.steps_applied == 2
@@ -153,7 +153,7 @@ def test_the_other_minibatches_train():
 def test_returns_that_no_number_of_the_trainer_holds(reward, value, budget):
     engine = PoisonedEngine(Policy(make_model("qwen3"), value_head=True), "values", gradient=False, value=value)
     config = update_configuration(algorithm={"name": "ppo"}, trainer={"tokens_per_microbatch": budget})
-    updater, before = Updater(config, engine, None), state(engine)
+    updater, before = PolicyUpdater(config, engine, None), state(engine)
     huge = [replace(sample, reward=reward if sample.sample_id == BAD else sample.reward) for sample in samples()]
     values = updater.train(huge)
     assert values["step_applied"] == 0
@@ -168,7 +168,7 @@ def test_returns_that_no_number_of_the_trainer_holds(reward, value, budget):
 @pytest.mark.parametrize("gap", [1e39, -1e39, math.inf, math.nan])
 def test_an_advantage_that_float32_does_not_hold(gap):
     engine = DescentEngine(Policy(make_model("qwen3")), 0.05)
-    updater = Updater(update_configuration(trainer={"tokens_per_microbatch": 16}), engine, None)
+    updater = PolicyUpdater(update_configuration(trainer={"tokens_per_microbatch": 16}), engine, None)
     values = updater.train([replace(sample, advantage=gap if sample.sample_id == BAD else 1.0) for sample in samples()])
     assert (values["step_applied"], updater.skipped) == (0, [Skipped("forward", (BAD,))])
     assert engine.forwards == 0

@@ -11,7 +11,7 @@ from torch import Tensor
 from services.trainer.batch.packing import pack
 from services.trainer.batch.samples import TrainSample
 from services.trainer.model.policy import Policy
-from services.trainer.update.policy_update import Updater
+from services.trainer.update.policy_update import PolicyUpdater
 from tests.support.model_families import make_model, make_samples
 from tests.support.plain_engine import DescentEngine, update_configuration
 
@@ -136,7 +136,7 @@ def test_a_step_is_that_of_plain_pytorch(epochs: int) -> None:
     terms, gradients = plain_ppo(deepcopy(policy), samples, epochs)
     engine = DescentEngine(policy, RATE)
     config = update_configuration(algorithm=PPO, trainer={"epochs": epochs})
-    found = Updater(config, engine, None).train(samples)
+    found = PolicyUpdater(config, engine, None).train(samples)
     # What comes from the sampler is float32.
     assert {name: found[name] for name in terms} == pytest.approx(terms, rel=1e-6)
     assert found["loss"] == pytest.approx(sum(terms.values()), rel=1e-6)
@@ -154,7 +154,9 @@ def test_how_samples_are_packed_does_not_matter() -> None:
         policy = make_policy()
         samples = scored_samples(policy, [(4, 5), (2, 3), (6, 2), (1, 7)])
         engine = DescentEngine(policy, RATE)
-        found = Updater(update_configuration(algorithm=PPO, trainer={"tokens_per_microbatch": budget}), engine, None)
+        found = PolicyUpdater(
+            update_configuration(algorithm=PPO, trainer={"tokens_per_microbatch": budget}), engine, None
+        )
         results.append((found.train(samples), engine.gradients, engine.forwards))
     (one, ours, one_forward), (several, theirs, more_forwards) = results
     assert one_forward == 1
@@ -168,7 +170,9 @@ def test_the_old_policy_is_measured_once_whatever_the_epochs() -> None:
     policy = make_policy(torch.float32)
     engine = DescentEngine(policy, RATE)
     algorithm = {**PPO, "old_policy": "recomputed"}
-    found = Updater(update_configuration(algorithm=algorithm, trainer={"epochs": 3, "minibatches": 2}), engine, None)
+    found = PolicyUpdater(
+        update_configuration(algorithm=algorithm, trainer={"epochs": 3, "minibatches": 2}), engine, None
+    )
     values = found.train(scored_samples(policy, [(4, 5), (2, 3), (6, 2), (1, 7)]))
     # Two mini-batches before the first step, and each of the six steps as it begins.
     assert (engine.measurements, engine.forwards, engine.steps_applied) == (2 + 6, 6, 6)
@@ -187,7 +191,7 @@ def test_the_sequence_mask_goes_by_what_the_value_head_thinks() -> None:
     )
     for rewards, masked in [((5.0, -5.0), 0.5), ((-5.0, -5.0), 1.0), ((5.0, 5.0), 0.0)]:
         scored = [replace(sample, reward=reward) for sample, reward in zip(samples, rewards, strict=True)]
-        assert Updater(config, DescentEngine(policy), None).train(scored)["masked_fraction"] == masked
+        assert PolicyUpdater(config, DescentEngine(policy), None).train(scored)["masked_fraction"] == masked
 
 
 @pytest.mark.parametrize("candidates", [None, 9], ids=["whole vocabulary", "candidates"])
@@ -204,7 +208,7 @@ def test_the_entropy_bonus_raises_entropy_and_its_absence_does_not(name: str, ca
         batch = pack(samples)
         before = policy(batch)[1].mean().item()
         config = update_configuration(algorithm={"name": name, "entropy_coef": coef, "aggregation": "token_mean"})
-        values = Updater(config, DescentEngine(policy, 1e-4), None).train(samples)
+        values = PolicyUpdater(config, DescentEngine(policy, 1e-4), None).train(samples)
         # Gradient descent on −entropy: to first order it rises by rate · |gradient|².
         expected.append(1e-4 * values["grad_norm"] ** 2)
         raised.append(policy(batch)[1].mean().item() - before)
@@ -218,7 +222,7 @@ def test_the_entropy_bonus_raises_entropy_and_its_absence_does_not(name: str, ca
 def test_values_approach_the_return() -> None:
     policy = Policy(make_model("qwen3"), value_head=True)
     samples = [replace(sample, reward=1.0) for sample in scored_samples_of(policy)]
-    updater = Updater(
+    updater = PolicyUpdater(
         update_configuration(algorithm={"name": "ppo", "value_clip": 0.0}), DescentEngine(policy, 0.1), None
     )
     losses = [updater.train(samples) for _ in range(20)]
@@ -236,4 +240,4 @@ def scored_samples_of(policy: Policy) -> list[TrainSample]:
 def test_ppo_without_a_value_head_is_refused() -> None:
     policy = make_policy(value_head=False)
     with pytest.raises(ValueError, match="advantages is missing, expected"):
-        Updater(update_configuration(algorithm=PPO), DescentEngine(policy), None).train(scored_samples(policy))
+        PolicyUpdater(update_configuration(algorithm=PPO), DescentEngine(policy), None).train(scored_samples(policy))

@@ -6,7 +6,7 @@ import pytest
 
 from services.trainer.metrics.step_metrics import SAMPLER_AGAINST_TRAINER, split
 from services.trainer.model.policy import Policy
-from services.trainer.update.policy_update import Updater
+from services.trainer.update.policy_update import PolicyUpdater
 from tests.support.model_families import make_model, make_samples
 from tests.support.plain_engine import DescentEngine, update_configuration
 
@@ -22,7 +22,7 @@ def samples():
 def train(chosen, rate, **trainer):
     engine = DescentEngine(Policy(make_model("qwen3_moe")), rate)
     config = update_configuration(algorithm={"aggregation": "token_mean"}, rl_stability=MASKING, trainer=trainer)
-    return Updater(config, engine, None).train(chosen)
+    return PolicyUpdater(config, engine, None).train(chosen)
 
 
 def test_a_policy_that_does_not_move_says_the_same_however_the_batch_is_divided():
