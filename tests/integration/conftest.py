@@ -9,7 +9,7 @@ from tests.support.leftovers import Leftovers
 from tests.support.ranks import make_models, run_workers
 
 # Begins first: what takes longest.
-FIRST = ("ranks", "sampler", "test_system", "test_up", "test_rerun")
+FIRST = ("system", "up", "ranks", "sampler", "test_two_nodes")
 RANKS = ("test_deepspeed_engine", "test_sharded_loading", "test_sharded_weights")
 
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-import yaml
 from prometheus_client import CollectorRegistry, start_http_server
 
 from services.common.serving.exposition import RunLabel
 from services.common.serving.gpu_metrics import GpuCollector, GpuReading
 from services.trainer.metrics.step_gauges import EVALUATION_GAUGES, STEP_GAUGES, StepGauge, StepMetricCollector
 from tests.support.prometheus_server import PrometheusServer
+from tests.support.quickstart_run import quickstart_tree
 from tests.support.running_system import System
 
 ROOT = Path(__file__).parents[2]
@@ -69,11 +69,7 @@ QUERIES = list(queries())
 @pytest.fixture(scope="module")
 def watched(quickstart_model, tmp_path_factory) -> Iterator[Watched]:
     directory = tmp_path_factory.mktemp("watched")
-    tree = yaml.safe_load((ROOT / "configs" / "quickstart.yaml").read_text(encoding="utf-8"))
-    del tree["prepare"]
-    tree["model"]["path"] = str(quickstart_model)
-    tree["data"]["train"]["path"] = str(quickstart_model / "train.jsonl")
-    tree["data"]["validation"]["path"] = str(quickstart_model / "validation.jsonl")
+    tree = quickstart_tree(quickstart_model)
     tree["sampling"]["group_size"] = 4
     tree["evaluation"] = {"every": 2, "prompts": 8, "samples": 2}
     tree["trainer"] |= {"steps": 10_000, "groups_per_step": 4, "checkpoint_every": 2}

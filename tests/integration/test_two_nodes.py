@@ -21,6 +21,7 @@ from services.common.run_files.run_log import RunLog
 from services.trainer.checkpoint.directory import Checkpoints
 from tests.support import chart_engine as chart
 from tests.support.leftovers import family, kill
+from tests.support.quickstart_run import quickstart_tree
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -58,11 +59,8 @@ class Cluster:
     def __init__(self, directory: Path, model: Path) -> None:
         self._directory, self.nodes = directory, list[Node]()
         self.run = directory / "runs" / "quickstart-dpo"
-        tree = yaml.safe_load((ROOT / "configs" / "quickstart-dpo.yaml").read_text(encoding="utf-8"))
-        del tree["prepare"]
+        tree = quickstart_tree(model, "quickstart-dpo")
         tree["run"]["directory"] = str(directory / "runs")
-        tree["model"]["path"] = str(model)
-        tree["data"]["preferences"]["path"] = str(model / "preferences.jsonl")
         tree["evaluation"]["every"] = 0
         tree["trainer"] |= {"steps": STEPS, "groups_per_step": 24, "checkpoint_every": EVERY, "zero_stage": 3}
         tree["trainer"]["server"] = {"grpc_port": 0, "http_port": 0}

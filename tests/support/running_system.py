@@ -5,11 +5,12 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import grpc
 import redis
 import yaml
-from trivet.v1 import trainer_pb2, trainer_pb2_grpc
+from trivet.v1 import rollout_pb2, rollout_pb2_grpc
 
 from services.cli.shared.processes import ServiceProcess, free_port
 from services.common.config import Config, parse_config
@@ -57,7 +58,7 @@ class System:
             for process in together:
                 process.wait(deadline)
 
-    def until(self, condition: Callable[[], bool], what: str, timeout_seconds: float = 120) -> None:
+    def until(self, condition: Callable[[], bool], what: str, timeout_seconds: float = 180) -> None:
         deadline = time.monotonic() + timeout_seconds
         while not condition():
             for name, process in self.processes.items():
@@ -74,24 +75,25 @@ class System:
 
     def until_busy(self, name: str) -> None:
         """Until the rollout has taken prompts that it has not handed on."""
-        serving = self._event(name, "serving")
-        assert serving is not None
+        serving = self._serving(name)["rollout"]
 
         def busy() -> bool:
             consumers = self.client.xinfo_consumers("system:prompts", "rollout")
-            return any(each["name"].decode() == serving["rollout"] and each["pending"] for each in consumers)
+            return any(each["name"].decode() == serving and each["pending"] for each in consumers)
 
         self.until(busy, f"{name} at work")
 
     def http_port(self, name: str) -> int:
         """Waits until the service answers."""
         self.until(lambda: self._event(name, "serving") is not None, f"{name} that serves")
-        serving = self._event(name, "serving")
-        assert serving is not None
-        return int(serving["http_port"])
+        return int(self._serving(name)["http_port"])
 
     def running(self, name: str) -> bool:
         return self.processes[name].exit_code() is None
+
+    def until_outage(self, *names: str) -> None:
+        """Until each of them has noticed that its Redis is away."""
+        self.until(lambda: all(self._event(name, "outage") for name in names), f"outage in {', '.join(names)}", 60)
 
     def until_redis(self) -> None:
         def answers() -> bool:
@@ -105,18 +107,35 @@ class System:
     def until_finished(self) -> None:
         self.until(lambda: self.processes["trainer"].exit_code() == 0, "end of the training", 240)
 
-    def status(self) -> trainer_pb2.TrainerServiceGetStatusResponse:
-        with grpc.insecure_channel(f"127.0.0.1:{self.trainer_port}") as channel:
-            stub = trainer_pb2_grpc.TrainerServiceStub(channel)
-            request = trainer_pb2.TrainerServiceGetStatusRequest()
-            return stub.GetStatus(request, timeout=20, wait_for_ready=True)
+    def address(self, name: str) -> str:
+        """Of its gRPC service."""
+        return f"127.0.0.1:{self._serving(name)['grpc_port']}"
 
-    def _event(self, name: str, event: str) -> dict | None:
+    def until_version(self, rollout: str, version: int, token: str) -> rollout_pb2.RolloutServiceGetStatusResponse:
+        """Until it samples with these weights."""
+        with grpc.insecure_channel(self.address(rollout)) as channel:
+            stub = rollout_pb2_grpc.RolloutServiceStub(channel)
+
+            def status() -> rollout_pb2.RolloutServiceGetStatusResponse:
+                request = rollout_pb2.RolloutServiceGetStatusRequest()
+                return stub.GetStatus(request, timeout=20, metadata=(("authorization", f"Bearer {token}"),))
+
+            self.until(lambda: status().version == version, f"version {version} in {rollout}", 60)
+            return status()
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        """All that the service has logged, in all its lives."""
         log = self.processes[name].log
-        for line in log.read_text(encoding="utf-8").splitlines() if log.exists() else []:
-            if line.startswith("{") and (found := json.loads(line))["event"] == event:
-                return found
-        return None
+        lines = log.read_text(encoding="utf-8").splitlines() if log.exists() else []
+        return [json.loads(line) for line in lines if line.startswith("{")]
+
+    def _serving(self, name: str) -> dict[str, Any]:
+        found = self._event(name, "serving")
+        assert found is not None
+        return found
+
+    def _event(self, name: str, event: str) -> dict[str, Any] | None:
+        return next((each for each in self.events(name) if each["event"] == event), None)
 
     def logs(self) -> str:
         return "\n".join(f"--- {name}\n{process.last_lines(25)}" for name, process in self.processes.items())

@@ -4,33 +4,22 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
-import grpc
 import pytest
 import yaml
-from safetensors.numpy import load_file, save_file
-from trivet.v1 import rollout_pb2, rollout_pb2_grpc
 
-from services.cli.audit.processes import own_rollout
-from services.common.config import load_config
 from services.common.run_files.audit_report import AuditReport
-from services.common.transport.weight_feed import describe_weights
+from tests.support.disturbed_run import TOKEN, Finished
+from tests.support.quickstart_run import quickstart_tree
 
-QUICKSTART = Path(__file__).parents[2] / "configs" / "quickstart.yaml"
-TOKEN = "a-token-of-sixteen-or-more"
 TRUNCATING = {"group_size": 8, "temperature": 1.0, "top_k": 0, "top_p": 0.8, "max_tokens": 16}
 
 
 @pytest.fixture
 def config_file(quickstart_model: Path, tmp_path: Path) -> Path:
-    tree = yaml.safe_load(QUICKSTART.read_text(encoding="utf-8"))
-    del tree["prepare"]
+    tree = quickstart_tree(quickstart_model)
     tree["run"]["directory"] = str(tmp_path / "runs")
-    tree["model"]["path"] = str(quickstart_model)
-    tree["data"]["train"]["path"] = str(quickstart_model / "train.jsonl")
-    tree["data"]["validation"]["path"] = str(quickstart_model / "validation.jsonl")
     tree["sampling"] = TRUNCATING
     # That of a run which continues somewhere else: an audit's own rollout must leave it alone.
     tree["redis"] = {"url": "redis://127.0.0.1:1/0"}
@@ -78,41 +67,18 @@ def test_sampler_and_trainer_agree_and_the_mask_is_what_makes_them(config_file: 
     assert f"{report.tokens} of {report.tokens}" in ended.stdout
 
 
-@pytest.mark.timeout(300)
-def test_a_running_rollout_is_audited_under_the_weights_it_has(config_file: Path, quickstart_model: Path) -> None:
-    config = load_config(config_file)
-    published = publish(quickstart_model, config.run.path / "weights")
-    with own_rollout(config, config_file, [], time.monotonic() + 200) as address:
-        load_weights(address, published)
-        ended = audit(config_file, "--rollout", address, "--samples", "32", token=TOKEN)
-        assert ended.returncode == 0, ended.stdout + ended.stderr
-        report = AuditReport.read(config.run.path / "audit.json")
-        assert (report.weights_version, report.weights_path) == (7, published.path)
-        assert report.row("routing", "candidates").difference_max <= 1e-5
+def test_a_running_rollout_is_audited_under_the_weights_it_has(finished: Finished) -> None:
+    system = finished.system
+    newest = system.run_log.steps()[-1]["step"]
+    status = system.until_version("rollout-0", newest, TOKEN)
+    ended = audit(system.file, "--rollout", system.address("rollout-0"), "--samples", "32", token=TOKEN)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    report = AuditReport.read(system.config.run.path / "audit.json")
+    assert report.weights_version == newest
+    assert Path(report.weights_path).parent == system.config.run.path / "weights"
+    assert report.row("routing", "candidates").difference_max <= 1e-5
 
-        shutil.rmtree(published.path)
-        lost = audit(config_file, "--rollout", address, "--samples", "32")
-        assert lost.returncode == 2
-        assert f"version 7 (fingerprint {published.fingerprint})" in lost.stdout
-
-
-def publish(model: Path, weights: Path):
-    """Version 7: the model with another output and routers, as a step of training would leave it."""
-    staged = weights / "staging"
-    shutil.copytree(model, staged)
-    for file in staged.glob("*.safetensors"):
-        tensors = {name: value * (1.1 if "gate" in name else 0.95) for name, value in load_file(file).items()}
-        save_file(tensors, file, metadata={"format": "pt"})
-    described = describe_weights(staged, 7)
-    final = weights / f"v000007-{described.fingerprint[:8]}"
-    staged.rename(final)
-    described.path = str(final)
-    return described
-
-
-def load_weights(address: str, weights) -> None:
-    with grpc.insecure_channel(address) as channel:
-        stub = rollout_pb2_grpc.RolloutServiceStub(channel)
-        request = rollout_pb2.LoadWeightsRequest(weights=weights)
-        loaded = stub.LoadWeights(request, timeout=60, metadata=(("authorization", f"Bearer {TOKEN}"),))
-        assert loaded.version == 7
+    shutil.rmtree(report.weights_path)
+    lost = audit(system.file, "--rollout", system.address("rollout-0"), "--samples", "32")
+    assert lost.returncode == 2
+    assert f"version {newest} (fingerprint {status.fingerprint})" in lost.stdout
