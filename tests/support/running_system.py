@@ -91,10 +91,6 @@ class System:
     def running(self, name: str) -> bool:
         return self.processes[name].exit_code() is None
 
-    def until_outage(self, *names: str) -> None:
-        """Until each of them has noticed that its Redis is away."""
-        self.until(lambda: all(self._event(name, "outage") for name in names), f"outage in {', '.join(names)}", 60)
-
     def until_redis(self) -> None:
         def answers() -> bool:
             try:

@@ -146,15 +146,21 @@ class Intake:
             self._ready.remove(arrival)
             self._stream.ack([arrival.entry_id])
 
-    def commit(self) -> None:
-        """To be called once a checkpoint that holds the trained groups is durable."""
+    def commit(self, *, finished: bool = False) -> None:
+        """To be called once a checkpoint that holds the trained groups is durable.
+
+        Where the run is `finished`, groups that it never issued are over, too: those of steps after the checkpoint from
+        which it once resumed.
+        """
         self._stream.ack(self._trained)
-        self._blobs.sweep(self._is_over)
+        self._blobs.sweep(lambda group_id: self._is_over(group_id, finished))
         self._trained = []
 
-    def _is_over(self, group_id: str) -> bool:
+    def _is_over(self, group_id: str, finished: bool) -> bool:
         request = self._issuer.request_of(group_id)
-        return self._issuer.is_of_another_history(group_id) if request is None else self._ledger.is_over(request)
+        if request is None:
+            return self._issuer.is_of_another_history(group_id)
+        return finished or self._ledger.is_over(request)
 
     def held_requests(self) -> set[int]:
         return {arrival.request for arrival in self._ready}

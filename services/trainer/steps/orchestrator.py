@@ -105,7 +105,7 @@ class Orchestrator:
         return {**self.ledger.dump(), "sampling": self._verifier.dump()}
 
     def commit(self) -> None:
-        self.outages.ride_out_blocking(self.intake.commit)
+        self.outages.ride_out_blocking(lambda: self.intake.commit(finished=self._steps_left == 0))
 
     def held_out(self) -> Order:
         return Order(step_pb2.StepOrder())

@@ -205,6 +205,17 @@ def test_what_is_sampled_again_leaves_no_blobs_once_it_is_over(config, redis_cli
     assert redis_client.keys(f"run:blob:{made.history}-0/*") == []
 
 
+def test_a_finished_run_leaves_no_blobs_of_groups_it_never_issued(config, redis_client, play):
+    """As of steps after the checkpoint that it resumed from."""
+    made = orchestrator(config, redis_client)
+    redis_client.set(f"run:blob:{made.history}-1000/0/0", b"replay data")
+    made.commit()
+    assert redis_client.keys("run:blob:*") != []
+    made.step = config.trainer.steps
+    made.commit()
+    assert redis_client.keys("run:blob:*") == []
+
+
 def test_settings_that_changed_between_two_starts_are_good_for_what_was_issued_before(
     config,
     redis_client,
