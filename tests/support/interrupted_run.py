@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,6 +32,7 @@ class Ended:
 @dataclass(frozen=True)
 class Run:
     file: Path
+    directory: Path
     # Beside the first one; the first one, ended by Ctrl-C; what resumed it; once more when it was finished.
     second: Ended
     interrupted: Ended
@@ -39,10 +41,6 @@ class Run:
     first_process: int
     # The newest checkpoint's step after Ctrl-C.
     stopped_at: int
-
-    @property
-    def directory(self) -> Path:
-        return self.file.parent / "runs" / "quickstart"
 
 
 def write_configuration(directory: Path, model: Path) -> Path:
@@ -66,21 +64,23 @@ def write_configuration(directory: Path, model: Path) -> Path:
 
 
 def interrupt_and_resume(config_file: Path) -> Run:
+    directory = config_file.parent / "runs" / "quickstart"
     with Leftovers() as leftovers:
         first = up(config_file, *RATE)
         try:
-            _until_step(config_file, 1, first)
+            _until(first, (directory / "logs" / "trainer.log").exists, "trainer that starts")
             second = ended(up(config_file), 60)
+            _until(first, lambda: bool(RunLog(directory).steps()), "first step")
             first.send_signal(signal.SIGINT)
             interrupted = ended(first, 120, leftovers)
         finally:
             if first.poll() is None:
                 kill(family(first.pid))
-        saved = Checkpoints(config_file.parent / "runs" / "quickstart" / "checkpoints", keep=3).latest()
+        saved = Checkpoints(directory / "checkpoints", keep=3).latest()
         assert saved is not None, interrupted.output
         resumed = ended(up(config_file, *RATE), 300, leftovers)
         repeated = ended(up(config_file), 60, leftovers)
-    return Run(config_file, second, interrupted, resumed, repeated, first.pid, saved.state.step)
+    return Run(config_file, directory, second, interrupted, resumed, repeated, first.pid, saved.state.step)
 
 
 def up(file: Path, *overrides: str) -> "subprocess.Popen[str]":
@@ -103,10 +103,9 @@ def ended(process: "subprocess.Popen[str]", timeout: float, leftovers: Leftovers
     return Ended(process.returncode, output, [] if leftovers is None else leftovers.found())
 
 
-def _until_step(file: Path, step: int, process: "subprocess.Popen[str]") -> None:
-    run_log = RunLog(file.parent / "runs" / "quickstart")
+def _until(process: "subprocess.Popen[str]", condition: Callable[[], bool], what: str) -> None:
     deadline = time.monotonic() + 300
-    while not any(entry["step"] >= step for entry in run_log.steps()):
+    while not condition():
         assert process.poll() is None, process.communicate()[0]
-        assert time.monotonic() < deadline, f"no step {step}"
+        assert time.monotonic() < deadline, f"no {what}"
         time.sleep(0.1)
