@@ -33,6 +33,9 @@ def init(
     dataset: Annotated[
         str, typer.Option(help="a JSONL file, a dataset's directory or hub id, or a task of reasoning-gym")
     ],
+    subset: Annotated[
+        str | None, typer.Option(help="of a dataset with several configurations, the name of one, such as main")
+    ] = None,
     name: Annotated[str | None, typer.Option(help="the run's name; without it, that of the file")] = None,
     algorithm: Annotated[
         str | None, typer.Option(help="see docs/algorithms.md; without it grpo, or dpo for preference pairs")
@@ -46,7 +49,7 @@ def init(
     try:
         if file.exists():
             raise InvalidData("file_exists", f"{file} exists, expected a new file")
-        data = _look_at_data(dataset)
+        data = _look_at_data(dataset, subset)
         text = _yaml(file, name or _run_name(file), data, _look_at_model(model, data), algorithm, scorer)
         file.parent.mkdir(parents=True, exist_ok=True)
         with file.open("x", encoding="utf-8") as written:
@@ -83,19 +86,25 @@ class Model:
     answer_tokens: int
 
 
-def _look_at_data(dataset: str) -> Data:
+def _look_at_data(dataset: str, subset: str | None) -> Data:
     """Raises InvalidData for rows that no run could be made of, Unavailable where a hub does not answer."""
-    kind, size = _kind(dataset), None
-    if kind == "reasoning_gym":
-        size = 1_000
-    source = SourceConfig(kind=kind, path=dataset, size=size)
+    kind = _kind(dataset)
+    if subset is not None and kind != "hf":
+        raise InvalidData("data_subset", f"--subset is {subset!r}, expected none: --dataset {dataset} has no subsets")
+    source = SourceConfig(
+        kind=kind,
+        path=dataset,
+        size=1_000 if kind == "reasoning_gym" else None,
+        options={} if subset is None else {"name": subset},
+    )
     rows = list(read_rows(source, "--dataset", ROWS))
     if not rows:
         raise InvalidData("data_empty", f"--dataset is {dataset!r}, which has no rows")
     columns = rows[0].values
     if {"chosen", "rejected"} <= columns.keys() and kind != "reasoning_gym":
         prompt = _first(PROMPTS, columns) or "prompt"
-        return Data(PreferenceSourceConfig(kind=kind, path=dataset, prompt_field=prompt), rows, None)
+        pairs = PreferenceSourceConfig(kind=kind, path=dataset, prompt_field=prompt, options=source.options)
+        return Data(pairs, rows, None)
     found = _first(PROMPTS, {name: value for name, value in columns.items() if isinstance(value, str)})
     if found is None:
         raise InvalidData(
@@ -216,6 +225,7 @@ def _written(source: AnySource) -> set[str]:
     return (
         {"kind", "path", "prompt_field"}
         | ({"size"} if source.size else set())
+        | ({"options"} if source.options else set())
         | ({"split"} if source.kind == "hf" else set())
     )
 

@@ -10,6 +10,7 @@ from examples.quickstart.tokenizer import build_tokenizer
 from services.cli.app import app
 from services.cli.check.machine import machine_report
 from services.common.config import load_config
+from services.common.data.rows import read_rows
 from services.common.run_files.check_report import CheckReport
 from services.reward import check as reward_check
 from services.trainer import check as trainer_check
@@ -94,6 +95,33 @@ def test_a_task_of_reasoning_gym_is_known_by_its_name(model, tmp_path):
     config = load_config(tmp_path / "run.yaml")
     assert (config.run.name, config.algorithm.name) == ("sums", "dapo")
     assert (config.data.prompts.kind, config.reward.scorers[0].name) == ("reasoning_gym", "reasoning_gym")
+
+
+def test_a_subset_is_read_and_written(model, tmp_path):
+    directory = tmp_path / "sums"
+    for subset, last in (("easy", "4"), ("hard", "400")):
+        (directory / subset).mkdir(parents=True)
+        answers = [*(str(n) for n in range(3)), last]
+        lines = [json.dumps({"question": "?", "answer": f"{subset} {answer}"}) for answer in answers]
+        (directory / subset / "train.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    configs = "".join(f"\n- config_name: {name}\n  data_files: {name}/*.jsonl" for name in ("easy", "hard"))
+    (directory / "README.md").write_text(f"---\nconfigs:{configs}\n---\n", encoding="utf-8")
+
+    ended = init(model, directory, tmp_path / "run.yaml", "--subset", "hard")
+    assert ended.exit_code == 0, ended.output
+    config = load_config(tmp_path / "run.yaml")
+    assert config.data.train.options == {"name": "hard"}
+    assert [row.values["answer"] for row in read_rows(config.data.train, "data.train")][-1] == "hard 400"
+
+    none = init(model, directory, tmp_path / "none.yaml")
+    assert none.exit_code == 2
+    assert "['easy', 'hard']" in none.output.replace("\n", " ")
+
+
+def test_a_subset_of_what_has_none_is_refused(model, dataset, tmp_path):
+    ended = init(model, dataset(*rows("answer")), tmp_path / "run.yaml", "--subset", "main")
+    assert ended.exit_code == 2
+    assert "--subset is 'main', expected none" in ended.output
 
 
 def test_a_file_that_exists_is_left_alone(model, dataset, tmp_path):
