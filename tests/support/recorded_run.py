@@ -119,6 +119,6 @@ def train(config: Config, engine: SavingEngine, recorder: Recorder, steps: range
         due = recorder.due(step)
         if due:
             recorder.begin(step, order)
-        values = updater.train(batch_samples(order, config, engine.facts))
+        metrics = updater.train(batch_samples(order, config, engine.facts))
         if due:
-            recorder.finish(values)
+            recorder.finish(metrics)

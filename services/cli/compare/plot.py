@@ -26,8 +26,8 @@ def plot_comparison(report: CompareReport, path: Path) -> None:
         terms.set_yscale("symlog", linthresh=LINEAR_BELOW)
         terms.set_title("loss terms, coefficients included")
         for index, name in enumerate(report.algorithms):
-            chosen = [step for step in report.steps if "grad_norm" in step.values[index]]
-            found = [step.values[index]["grad_norm"] for step in chosen]
+            chosen = [step for step in report.steps if "grad_norm" in step.metrics[index]]
+            found = [step.metrics[index]["grad_norm"] for step in chosen]
             norms.plot([step.step for step in chosen], found, marker="o", label=name)
         norms.set(title="gradient norm", xlabel="step", ylim=(0, None))
         _heatmap(cosines, report)

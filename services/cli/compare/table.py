@@ -29,11 +29,11 @@ def compare_tables(report: CompareReport) -> Iterator[Table]:
     """Means over the steps, and the mean cosine of each two gradients."""
     steps = [str(step.step) for step in report.steps]
     which = f"step {steps[0]}" if len(steps) == 1 else f"mean over {len(steps)} steps, {steps[0]} to {steps[-1]}"
-    yield _values(report, f"The same batches, {which}")
+    yield _metrics(report, f"The same batches, {which}")
     yield _cosines(report)
 
 
-def _values(report: CompareReport, title: str) -> Table:
+def _metrics(report: CompareReport, title: str) -> Table:
     table = plain_table(title, "", *report.algorithms)
     for name, label in ROWS:
         means = [report.mean(name, index) for index in range(len(report.algorithms))]

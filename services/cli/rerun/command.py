@@ -32,11 +32,11 @@ def rerun(
     overrides: Overrides = None,
     tolerance: Annotated[
         float | None,
-        typer.Option(min=0, help="with --set: largest difference of a value, over max(1, |recorded|)"),
+        typer.Option(min=0, help="with --set: largest difference of a metric, over max(1, |recorded|)"),
     ] = None,
-    values: Annotated[
+    metrics: Annotated[
         list[str] | None,
-        typer.Option("--value", metavar="NAME", help="check this value only; repeatable"),
+        typer.Option("--metric", metavar="NAME", help="check this step metric only; repeatable"),
     ] = None,
     output: Annotated[
         Path | None, typer.Option(metavar="FILE", help="the report as JSON; by default rerun.json of the run")
@@ -53,7 +53,7 @@ def rerun(
     output = output or run / "rerun.json"
     with measuring(console, "no verdict: "):
         report = _measure(run, step, through, all_overrides(overrides), output, time.monotonic() + timeout)
-    code = show(console, report, tolerance, values or [])
+    code = show(console, report, tolerance, metrics or [])
     say(console, f"report  {output}")
     raise typer.Exit(code)
 
@@ -66,10 +66,10 @@ def show(console: Console, report: RerunReport, tolerance: float | None, names: 
     console.print(rerun_table(report))
     if report.exact:
         found = differences(report)
-        verdict = "every value and the whole training state, bit for bit"
+        verdict = "every step metric and the whole training state, bit for bit"
     elif tolerance is not None:
         found = outside(report, tolerance, names)
-        verdict = f"{', '.join(names) if names else 'every value'} within {tolerance:g}"
+        verdict = f"{', '.join(names) if names else 'every step metric'} within {tolerance:g}"
     else:
         say(console, "measured under other settings; pass --tolerance for a verdict")
         return FINISHED

@@ -7,12 +7,12 @@ from services.common.run_files.rerun_report import RerunReport
 
 
 def rerun_table(report: RerunReport) -> Table:
-    """One row per value: in how many steps it is equal, and where it is furthest off."""
+    """One row per step metric: in how many steps it is equal, and where it is furthest off."""
     first, last = report.steps[0].step, report.steps[-1].step
     several = first != last
     title = f"Steps {first} to {last}, recorded against rerun" if several else f"Step {first}"
     step_column = ["step"] if several else []
-    table = plain_table(title, "value", "equal", "max |Δ|", "relative", *step_column, "recorded", "rerun")
+    table = plain_table(title, "metric", "equal", "max |Δ|", "relative", *step_column, "recorded", "rerun")
     for name in report.names:
         pairs = report.pairs(name)
         step, worst = max(pairs, key=lambda each: each[1].absolute)

@@ -13,23 +13,23 @@ def differences(report: RerunReport) -> list[str]:
 def _step(step: RerunStep) -> Iterator[str]:
     if step.starts_alike is False:
         yield f"step {step.step} starts from another state than recorded"
-    unequal = [pair.name for pair in step.values if not pair.equal]
+    unequal = [pair.name for pair in step.metrics if not pair.equal]
     if unequal:
-        yield f"step {step.step}: {len(unequal)} of {len(step.values)} values differ: {', '.join(unequal)}"
+        yield f"step {step.step}: {len(unequal)} of {len(step.metrics)} metrics differ: {', '.join(unequal)}"
     if step.ends_alike is False:
         yield f"step {step.step} ends with another state than recorded"
 
 
 def outside(report: RerunReport, tolerance: float, names: Collection[str]) -> list[str]:
-    """A sentence for each value, of those in `names` or of all, that exceeds the tolerance in any step.
+    """A sentence for each step metric, of those in `names` or of all, that exceeds the tolerance in any step.
 
-    |recorded − rerun| > tolerance · max(1, |recorded|); a value that is only on one side is outside any.
+    |recorded − rerun| > tolerance · max(1, |recorded|); a metric that is only on one side is outside any.
     """
     found = []
     for name in names or report.names:
         pairs = report.pairs(name)
         if not pairs:
-            found.append(f"{name} is none of the values, expected one of {', '.join(report.names)}")
+            found.append(f"{name} is none of the step metrics, expected one of {', '.join(report.names)}")
             continue
         step, worst = max(pairs, key=lambda each: each[1].scaled)
         if not worst.scaled <= tolerance:

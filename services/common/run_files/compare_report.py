@@ -3,18 +3,20 @@
 import math
 import statistics
 
-from services.common.run_files.report import Part, Report
+from pydantic import Field
+
+from services.common.run_files.report import METRICS, Part, Report
 
 
 class ComparedStep(Part):
-    """`values` and the rows and columns of `cosines` stand in the order of the report's algorithms.
+    """`metrics` and the rows and columns of `cosines` stand in the order of the report's algorithms.
 
     A cosine is of two gradients over all parameters of the policy; None where one of them is zero or not there.
     """
 
     step: int
     samples: int
-    values: tuple[dict[str, float], ...]
+    metrics: tuple[dict[str, float], ...] = Field(validation_alias=METRICS)
     cosines: tuple[tuple[float | None, ...], ...]
 
 
@@ -29,12 +31,12 @@ class CompareReport(Report):
 
     @property
     def names(self) -> list[str]:
-        """Of all values of any algorithm, in alphabetical order."""
-        return sorted({name for step in self.steps for values in step.values for name in values})
+        """Of all step metrics of any algorithm, in alphabetical order."""
+        return sorted({name for step in self.steps for metrics in step.metrics for name in metrics})
 
     def mean(self, name: str, algorithm: int) -> float | None:
-        """Over the steps where it is finite; None where the algorithm has no such value."""
-        found = [step.values[algorithm][name] for step in self.steps if name in step.values[algorithm]]
+        """Over the steps where it is finite; None where the algorithm has no such metric."""
+        found = [step.metrics[algorithm][name] for step in self.steps if name in step.metrics[algorithm]]
         found = [value for value in found if math.isfinite(value)]
         return statistics.fmean(found) if found else None
 

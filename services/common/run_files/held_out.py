@@ -64,11 +64,11 @@ def comparable_scores(evaluations: Sequence[dict[str, Any]]) -> list[Score]:
     for entry in reversed(evaluations):
         if entry.get("asks") != evaluations[-1].get("asks"):
             break
-        values = entry["metrics"]
-        name = next((name for name in LABELS if name in values), None)
+        metrics = entry["metrics"]
+        name = next((name for name in LABELS if name in metrics), None)
         if name is not None:
-            tie = values.get(TIES[name], 0.0)
-            scores.append(Score(entry["step"], name, values[name], values.get(f"{name}_error", 0.0), tie))
+            tie = metrics.get(TIES[name], 0.0)
+            scores.append(Score(entry["step"], name, metrics[name], metrics.get(f"{name}_error", 0.0), tie))
     return scores[::-1]
 
 

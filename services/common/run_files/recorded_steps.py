@@ -17,13 +17,13 @@ from typing import Annotated
 import yaml
 import zstandard
 from google.protobuf.message import DecodeError
-from pydantic import AfterValidator
+from pydantic import AfterValidator, Field
 from trivet.v1 import step_pb2
 
 from services.common.config import Config, load_config
 from services.common.errors import InvalidData
 from services.common.run_files.lineage import without_addresses
-from services.common.run_files.report import Report
+from services.common.run_files.report import METRICS, Report
 from services.common.run_files.run_log import renamed
 from services.common.secrets import hidden
 
@@ -38,7 +38,7 @@ _COMPRESSION_LEVEL = 3
 
 
 class StepRecord(Report):
-    """`values` are exact: float.hex() of each. `environment` is what may change a result's last bits, by name."""
+    """`metrics` are exact: float.hex() of each. `environment` is what may change a result's last bits, by name."""
 
     KIND = "a step's record"
     CODE = "recording_corrupt"
@@ -55,7 +55,7 @@ class StepRecord(Report):
     steps_applied: int
     digest_before: str
     digest_after: str
-    values: Annotated[dict[str, str], AfterValidator(renamed)]
+    metrics: Annotated[dict[str, str], AfterValidator(renamed)] = Field(validation_alias=METRICS)
     groups: int
     recorded_at: float
 

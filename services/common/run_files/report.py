@@ -3,10 +3,13 @@
 from pathlib import Path
 from typing import ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import AliasChoices, BaseModel, ConfigDict, ValidationError
 
 from services.common.errors import InvalidData
 from services.common.run_files.atomic import write_atomically
+
+# Step metrics were called values in files of earlier versions.
+METRICS = AliasChoices("metrics", "values")
 
 
 class Part(BaseModel):

@@ -3,11 +3,13 @@
 import math
 from typing import Literal
 
-from services.common.run_files.report import Part, Report
+from pydantic import Field
+
+from services.common.run_files.report import METRICS, Part, Report
 
 
-class ValuePair(Part):
-    """One of a step's values, as recorded and as it came out again; None where one of the two has no such value."""
+class MetricPair(Part):
+    """A step metric, as recorded and as it came out again; None where one of the two has no such metric."""
 
     name: str
     recorded: float | None
@@ -44,7 +46,7 @@ class RerunStep(Part):
     step: int
     starts_alike: bool | None
     ends_alike: bool | None
-    values: tuple[ValuePair, ...]
+    metrics: tuple[MetricPair, ...] = Field(validation_alias=METRICS)
 
 
 class RerunReport(Report):
@@ -69,9 +71,9 @@ class RerunReport(Report):
 
     @property
     def names(self) -> list[str]:
-        """Of all values, in alphabetical order."""
-        return sorted({pair.name for step in self.steps for pair in step.values})
+        """Of all step metrics, in alphabetical order."""
+        return sorted({pair.name for step in self.steps for pair in step.metrics})
 
-    def pairs(self, name: str) -> list[tuple[int, ValuePair]]:
+    def pairs(self, name: str) -> list[tuple[int, MetricPair]]:
         """By step."""
-        return [(step.step, pair) for step in self.steps for pair in step.values if pair.name == name]
+        return [(step.step, pair) for step in self.steps for pair in step.metrics if pair.name == name]

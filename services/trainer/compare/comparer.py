@@ -45,19 +45,19 @@ def compare(
 def _compare(step: RecordedStep, configs: Sequence[Config]) -> ComparedStep:
     order = step.order()
     engines, references = Engines(step), References()
-    values: list[dict[str, float]] = []
+    metrics: list[dict[str, float]] = []
     gradients: list[Tensor | None] = []
     for config in configs:
         engine = engines.of(config)
         samples = batch_samples(order, config, engine.facts)
         found = open_updater(config, engine, references.of(config, engine)).train(samples)
-        values.append({name: value for name, value in found.items() if name not in {"learning_rate", "step_applied"}})
+        metrics.append({name: value for name, value in found.items() if name not in {"learning_rate", "step_applied"}})
         gradients.append(engine.take_gradient())
         log.info("compared", step=step.record.step, algorithm=config.algorithm.name, loss=found["loss"])
     return ComparedStep(
         step=step.record.step,
         samples=sum(len(scored.scores) for scored in order.groups),
-        values=tuple(values),
+        metrics=tuple(metrics),
         cosines=tuple(tuple(cosine(left, right) for right in gradients) for left in gradients),
     )
 

@@ -21,11 +21,11 @@ OTHERS_KEPT = 64
 
 @dataclass(frozen=True)
 class StepGauge:
-    """`values` maps the name of a step metric to the value of `label`; without a label there is one of them."""
+    """`labels` maps the name of a step metric to its `label`; without a label there is one of them."""
 
     name: str
     help: str
-    values: Mapping[str, str]
+    labels: Mapping[str, str]
     label: str | None = None
 
     def family(self) -> GaugeMetricFamily:
@@ -53,8 +53,8 @@ def _evaluated(name: str, help_text: str, unit: str = "") -> StepGauge:
 
 def _by_decoding(name: str, help_text: str, unit: str = "") -> StepGauge:
     """Of metrics in evaluations.jsonl named <decoding>_<name>."""
-    values = {f"{decoding}_{name}": decoding for decoding in ("greedy", "sampled")}
-    return StepGauge(_with_unit(f"evaluation_{name}", unit), help_text, values, "decoding")
+    labels = {f"{decoding}_{name}": decoding for decoding in ("greedy", "sampled")}
+    return StepGauge(_with_unit(f"evaluation_{name}", unit), help_text, labels, "decoding")
 
 
 def _with_unit(name: str, unit: str) -> str:
@@ -192,31 +192,31 @@ class StepMetricCollector(Collector):
         self, gauges: tuple[StepGauge, ...], *, skip: Iterable[str] = (), other: StepGauge | None = None
     ) -> None:
         self._gauges, self._skip, self._other = gauges, frozenset(skip), other
-        self._known = {value for gauge in gauges for value in gauge.values} | self._skip
-        self._values: Mapping[str, float] = {}
+        self._known = {name for gauge in gauges for name in gauge.labels} | self._skip
+        self._metrics: Mapping[str, float] = {}
 
-    def set(self, values: Mapping[str, float]) -> None:
-        unknown = sorted(values.keys() - self._known)
+    def set(self, metrics: Mapping[str, float]) -> None:
+        unknown = sorted(metrics.keys() - self._known)
         if self._other is not None:
             DROPPED.inc(len(unknown[OTHERS_KEPT:]))
         # One assignment: the server's thread reads while the main thread trains.
-        self._values = dict(values)
+        self._metrics = dict(metrics)
 
     def describe(self) -> Iterable[Metric]:
         return [gauge.family() for gauge in (*self._gauges, *((self._other,) if self._other else ()))]
 
     def collect(self) -> Iterable[Metric]:
-        values = self._values
+        metrics = self._metrics
         for gauge in self._gauges:
             family = gauge.family()
-            for name, label in gauge.values.items():
-                if name in values:
-                    family.add_metric([label] if gauge.label else [], values[name])
+            for name, label in gauge.labels.items():
+                if name in metrics:
+                    family.add_metric([label] if gauge.label else [], metrics[name])
             yield family
         if self._other is not None:
             family = self._other.family()
-            for name in sorted(values.keys() - self._known)[:OTHERS_KEPT]:
-                family.add_metric([name], values[name])
+            for name in sorted(metrics.keys() - self._known)[:OTHERS_KEPT]:
+                family.add_metric([name], metrics[name])
             yield family
 
 

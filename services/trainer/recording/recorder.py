@@ -80,7 +80,7 @@ class Recorder:
             steps_applied=begun.steps_applied,
             digest_before=begun.digest,
             digest_after=digest,
-            values={name: float(value).hex() for name, value in metrics.items()},
+            metrics={name: float(value).hex() for name, value in metrics.items()},
             groups=len(begun.order.groups),
             recorded_at=time.time(),
         )

@@ -6,7 +6,7 @@ from services.common.config import Config
 from services.common.errors import InvalidData
 from services.common.logs import get_logger
 from services.common.run_files.recorded_steps import RecordedStep, StepRecord
-from services.common.run_files.rerun_report import RerunReport, RerunStep, ValuePair
+from services.common.run_files.rerun_report import MetricPair, RerunReport, RerunStep
 from services.common.secrets import hidden_override
 from services.trainer.batch.groups import batch_samples
 from services.trainer.engine.protocol import RerunEngine
@@ -59,14 +59,14 @@ class Rerunner:
             self._config.trainer.zero_stage,
         )
         before = self._engine.state_digest()
-        values = self._updater.train(batch_samples(step.order(), self._config, self._engine.facts))
+        metrics = self._updater.train(batch_samples(step.order(), self._config, self._engine.facts))
         after = self._engine.state_digest()
-        log.info("rerun", step=record.step, loss=values["loss"])
+        log.info("rerun", step=record.step, loss=metrics["loss"])
         return RerunStep(
             step=record.step,
             starts_alike=before == record.digest_before if comparable else None,
             ends_alike=after == record.digest_after if comparable else None,
-            values=tuple(compare_values(record.values, values)),
+            metrics=tuple(compare_metrics(record.metrics, metrics)),
         )
 
 
@@ -75,13 +75,13 @@ def starts_fresh(record: StepRecord, overrides: Sequence[str]) -> bool:
     return bool(overrides) and record.steps_applied == 0
 
 
-def compare_values(recorded: Mapping[str, str], rerun: StepMetrics) -> Iterator[ValuePair]:
+def compare_metrics(recorded: Mapping[str, str], rerun: StepMetrics) -> Iterator[MetricPair]:
     """`recorded` holds float.hex()."""
     for name in sorted({*recorded, *rerun}):
         before = float.fromhex(recorded[name]) if name in recorded else None
         after = float(rerun[name]) if name in rerun else None
         equal = before is not None and after is not None and before.hex() == after.hex()
-        yield ValuePair(name=name, recorded=before, rerun=after, equal=equal)
+        yield MetricPair(name=name, recorded=before, rerun=after, equal=equal)
 
 
 def changes(recorded: Mapping[str, str], now: Mapping[str, str]) -> Iterator[str]:

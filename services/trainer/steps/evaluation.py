@@ -85,11 +85,11 @@ class Evaluation:
             )
         greedy = [scored for scored in self.groups.values() if scored.group.prompt.sampling.temperature == 0]
         sampled = [scored for scored in self.groups.values() if scored.group.prompt.sampling.temperature > 0]
-        values = {"failures": float(len(self.failures))}
+        metrics = {"failures": float(len(self.failures))}
         for kind, groups in (("greedy", greedy), ("sampled", sampled)):
             if groups:
-                values |= {f"{kind}_{name}": value for name, value in self._summary(groups).items()}
-        return values
+                metrics |= {f"{kind}_{name}": value for name, value in self._summary(groups).items()}
+        return metrics
 
     def _summary(self, groups: list[sample_pb2.ScoredGroup]) -> dict[str, float]:
         per_prompt = [

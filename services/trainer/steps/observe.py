@@ -18,7 +18,7 @@ from services.trainer.steps.status import Controls
 
 
 def observe_start(config: Config, controls: Controls) -> None:
-    """Once, before the first step: what later values are compared with, and the run's queues from here on."""
+    """Once, before the first step: what later metrics are compared with, and the run's queues from here on."""
     trainer, reward = config.trainer, config.reward
     counters.STEPS_PLANNED.set(trainer.steps)
     counters.GRAD_NORM_LIMIT.set(trainer.optimizer.max_grad_norm)
@@ -40,25 +40,25 @@ def observe_samples(samples: Iterable[TrainSample]) -> None:
             counters.SAMPLE_ADVANTAGE.observe(sample.advantage)
 
 
-def observe_step(step: int, groups: int, values: Mapping[str, float]) -> None:
-    """`values` are those of steps.jsonl."""
+def observe_step(step: int, groups: int, metrics: Mapping[str, float]) -> None:
+    """`metrics` are those of steps.jsonl."""
     counters.STEP.set(step)
     counters.STEP_TIME.set(time.time())
-    counters.STEP_SECONDS.observe(values["step_seconds"])
+    counters.STEP_SECONDS.observe(metrics["step_seconds"])
     counters.GROUPS_TRAINED.inc(groups)
-    counters.TOKENS.inc(values["tokens"])
-    STEP_METRICS.set({**_of_the_only(values), **values})
+    counters.TOKENS.inc(metrics["tokens"])
+    STEP_METRICS.set({**_of_the_only(metrics), **metrics})
 
 
-def _of_the_only(values: Mapping[str, float]) -> dict[str, float]:
+def _of_the_only(metrics: Mapping[str, float]) -> dict[str, float]:
     """What the series of the first and of all optimizer steps say where there was one, so that alerts need no cases."""
-    found = {f"{FIRST}{name}": values[name] for name in SAMPLER_AGAINST_TRAINER if name in values}
-    return found | ({"grad_norm_max": values["grad_norm"]} if "grad_norm" in values else {})
+    found = {f"{FIRST}{name}": metrics[name] for name in SAMPLER_AGAINST_TRAINER if name in metrics}
+    return found | ({"grad_norm_max": metrics["grad_norm"]} if "grad_norm" in metrics else {})
 
 
-def observe_evaluation(values: Mapping[str, float]) -> None:
-    """`values` are those of evaluations.jsonl."""
-    EVALUATION_METRICS.set(values)
+def observe_evaluation(metrics: Mapping[str, float]) -> None:
+    """`metrics` are those of evaluations.jsonl."""
+    EVALUATION_METRICS.set(metrics)
 
 
 def observe_checkpoint(saved: trainer_pb2.Checkpoint) -> None:

@@ -34,17 +34,17 @@ class SamplerComparison:
 
     def values(self) -> StepMetrics:
         gaps, ratios, entropies, tokens, agreeing, compared, candidates = self.sums.tolist()
-        values = {
+        metrics = {
             "logprob_difference_mean": gaps / tokens,
             "logprob_difference_max": self.largest,
             "sampler_ratio_mean": ratios / tokens,
             "entropy": entropies / tokens,
         }
         if compared:
-            values["routing_agreement"] = agreeing / compared
+            metrics["routing_agreement"] = agreeing / compared
         if candidates:
-            values["candidate_set_size"] = candidates / tokens
-        return values
+            metrics["candidate_set_size"] = candidates / tokens
+        return metrics
 
 
 def compare_with_sampler(measured: Sequence[Measured], engine: UpdateEngine) -> SamplerComparison:

@@ -71,13 +71,13 @@ class PreferenceUpdater(Updater):
         if (found := check.shared()) is not None:
             log.warning("evaluation is not finite", samples=found.samples)
             return dict.fromkeys(EVALUATED, math.nan)
-        values = add_up([loss.metrics for loss in losses]).reduce(self._engine.all_reduce).values()
-        accuracy = values["preference_accuracy"]
+        metrics = add_up([loss.metrics for loss in losses]).reduce(self._engine.all_reduce).values()
+        accuracy = metrics["preference_accuracy"]
         return {
             "preference_accuracy": accuracy,
             "preference_accuracy_error": (accuracy * (1 - accuracy) / len(pairs)) ** 0.5,
-            "preference_margin": values["preference_margin"],
-            "preference_loss": values["loss"],
+            "preference_margin": metrics["preference_margin"],
+            "preference_loss": metrics["loss"],
         }
 
     def _optimizer_step(self, pairs: Sequence[Pair]) -> OptimizerStep:

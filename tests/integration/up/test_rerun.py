@@ -36,7 +36,7 @@ def test_all_steps_are_there_and_nothing_half_written(directory):
     for step, line in zip(steps, recorded, strict=True):
         # Recording is no part of what a step costs.
         assert line["metrics"]["recording_seconds"] > 0
-        assert float.fromhex(step.record.values["loss"]) == line["metrics"]["loss"]
+        assert float.fromhex(step.record.metrics["loss"]) == line["metrics"]["loss"]
 
 
 def test_a_later_step_comes_out_again_bit_for_bit_in_fresh_processes(directory):
@@ -47,8 +47,8 @@ def test_a_later_step_comes_out_again_bit_for_bit_in_fresh_processes(directory):
     assert [step.step for step in report.steps] == list(range(2, STEPS + 1))
     for step in report.steps:
         assert (step.starts_alike, step.ends_alike) == (True, True)
-        assert len(step.values) > 10
-        assert all(pair.equal for pair in step.values)
+        assert len(step.metrics) > 10
+        assert all(pair.equal for pair in step.metrics)
 
 
 def test_one_rank_under_zero_1_ends_with_the_same_losses_as_two_under_zero_3(directory):
@@ -72,7 +72,7 @@ def test_algorithms_share_the_recorded_batch(directory):
     ended = trivet("compare", "--algorithms", "grpo,ppo,dpo", str(directory), "2")
     assert ended.returncode == 0, ended.stdout + ended.stderr
     report = CompareReport.model_validate_json((directory / "compare.json").read_bytes())
-    recorded = float.fromhex(recorded_steps(directory)[1].record.values["grad_norm"])
+    recorded = float.fromhex(recorded_steps(directory)[1].record.metrics["grad_norm"])
     assert recorded > 1e-3
-    assert report.steps[0].values[0]["grad_norm"] == pytest.approx(recorded, rel=1e-4)
+    assert report.steps[0].metrics[0]["grad_norm"] == pytest.approx(recorded, rel=1e-4)
     assert (directory / "compare.png").stat().st_size > 10_000

@@ -127,11 +127,11 @@ def test_what_a_run_came_to(tmp_path):
 
 
 def comparison() -> CompareReport:
-    values = {"loss": -0.002, "policy_loss": -0.002, "kl_loss": 0.0, "grad_norm": 0.5, "clip_fraction": 0.1}
+    metrics = {"loss": -0.002, "policy_loss": -0.002, "kl_loss": 0.0, "grad_norm": 0.5, "clip_fraction": 0.1}
     step = ComparedStep(
         step=4,
         samples=8,
-        values=(values, {**values, "grad_norm": 1.5}, {"loss": 0.7, "preference_margin": 0.01}),
+        metrics=(metrics, {**metrics, "grad_norm": 1.5}, {"loss": 0.7, "preference_margin": 0.01}),
         cosines=((1.0, 0.25, None), (0.25, 1.0, None), (None, None, None)),
     )
     other = step.model_copy(update={"step": 9, "cosines": ((1.0, 0.75, None), (0.75, 1.0, None), (None, None, None))})

@@ -15,16 +15,16 @@ from services.cli.rerun.command import show
 from services.cli.rerun.table import rerun_table
 from services.cli.rerun.verdict import differences, outside
 from services.cli.shared.trainer_module import NoReport, TrainerModule
-from services.common.run_files.rerun_report import RerunReport, RerunStep, ValuePair
+from services.common.run_files.rerun_report import MetricPair, RerunReport, RerunStep
 
 
-def pair(name: str, recorded: float | None, rerun: float | None) -> ValuePair:
+def pair(name: str, recorded: float | None, rerun: float | None) -> MetricPair:
     equal = recorded is not None and rerun is not None and recorded.hex() == rerun.hex()
-    return ValuePair(name=name, recorded=recorded, rerun=rerun, equal=equal)
+    return MetricPair(name=name, recorded=recorded, rerun=rerun, equal=equal)
 
 
-def step(number: int, *pairs: ValuePair, starts: bool | None = True, ends: bool | None = True) -> RerunStep:
-    return RerunStep(step=number, starts_alike=starts, ends_alike=ends, values=pairs)
+def step(number: int, *pairs: MetricPair, starts: bool | None = True, ends: bool | None = True) -> RerunStep:
+    return RerunStep(step=number, starts_alike=starts, ends_alike=ends, metrics=pairs)
 
 
 def report(*steps: RerunStep, overrides: tuple[str, ...] = ()) -> RerunReport:
@@ -58,15 +58,15 @@ def printed(found: RerunReport, tolerance: float | None = None, names: list[str]
 def test_equality_is_the_verdict_where_nothing_was_changed():
     code, text = printed(EQUAL)
     assert code == 0
-    assert "every value and the whole training state, bit for bit" in text
+    assert "every step metric and the whole training state, bit for bit" in text
     assert "torch is 2.14, recorded with 2.13" in text
 
 
 @pytest.mark.parametrize(
     ("changed", "reported"),
     [
-        (step(3, pair("loss", 0.5, math.nextafter(0.5, 1)), pair("kl", 0.0, 0.0)), "1 of 2 values differ: loss"),
-        (step(3, pair("loss", 0.5, None)), "1 of 1 values differ: loss"),
+        (step(3, pair("loss", 0.5, math.nextafter(0.5, 1)), pair("kl", 0.0, 0.0)), "1 of 2 metrics differ: loss"),
+        (step(3, pair("loss", 0.5, None)), "1 of 1 metrics differ: loss"),
         (step(3, pair("loss", 0.5, 0.5), starts=False), "starts from another state"),
         (step(3, pair("loss", 0.5, 0.5), ends=False), "ends with another state"),
     ],
@@ -79,7 +79,7 @@ def test_the_smallest_difference_fails(changed, reported):
     assert reported in text
 
 
-def test_a_tolerance_scales_with_values_above_one():
+def test_a_tolerance_scales_with_metrics_above_one():
     """2000 against 2000.1 is 5e-5 of its size; 0.5 against 0.5 - 3e-9 counts as it is."""
     assert outside(OFF, 1e-4, []) == []
     (loss,) = outside(OFF, 2e-9, ["loss"])
@@ -90,11 +90,11 @@ def test_a_tolerance_scales_with_values_above_one():
     assert printed(OFF, 1e-8, ["loss"])[0] == 0
 
 
-def test_a_value_on_one_side_only_or_not_finite_is_outside_any_tolerance():
+def test_a_metric_on_one_side_only_or_not_finite_is_outside_any_tolerance():
     assert outside(report(step(1, pair("kl", 1.0, None)), overrides=("a.b=1",)), 1e9, []) != []
     assert outside(report(step(1, pair("kl", 1.0, math.inf)), overrides=("a.b=1",)), 1e9, []) != []
     (unknown,) = outside(OFF, 1.0, ["lozz"])
-    assert "lozz is none of the values, expected one of loss, tokens" in unknown
+    assert "lozz is none of the step metrics, expected one of loss, tokens" in unknown
 
 
 def test_without_a_tolerance_other_settings_give_no_verdict():
@@ -104,7 +104,7 @@ def test_without_a_tolerance_other_settings_give_no_verdict():
     assert "2 ranks under ZeRO-3, rerun on 1 rank under ZeRO-1; from the recorded policy" in text
 
 
-def test_the_table_shows_where_a_value_is_furthest_off():
+def test_the_table_shows_where_a_metric_is_furthest_off():
     console = Console(file=io.StringIO(), width=80)
     console.print(rerun_table(OFF))
     lines = {line.split()[0]: line.split() for line in console.file.getvalue().splitlines() if line.strip()}

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from services.common.config import Config, ConfigError, parse_config
 from services.common.logs import configure_logs
 from services.common.run_files.compare_report import ComparedStep, CompareReport
-from services.common.run_files.rerun_report import ValuePair
+from services.common.run_files.rerun_report import MetricPair
 from services.common.run_files.run_log import RunLog
 from services.common.strict_json import strict
 
@@ -125,21 +125,21 @@ def test_a_log_line_is_json():
 
 
 def test_reports_are_json_and_keep_what_is_not_finite():
-    pair = ValuePair(name="loss", recorded=math.nan, rerun=math.inf, equal=False)
+    pair = MetricPair(name="loss", recorded=math.nan, rerun=math.inf, equal=False)
     text = pair.model_dump_json()
     json.loads(text, parse_constant=refuse)
-    again = ValuePair.model_validate_json(text)
+    again = MetricPair.model_validate_json(text)
     assert math.isnan(again.recorded)
     assert again.rerun == math.inf
     steps = tuple(
-        ComparedStep(step=step, samples=1, values=({"loss": loss},), cosines=((None,),))
+        ComparedStep(step=step, samples=1, metrics=({"loss": loss},), cosines=((None,),))
         for step, loss in enumerate([math.nan, 1.0, 3.0])
     )
     report = CompareReport(run="run", algorithms=("grpo",), overrides=((),), steps=steps)
     text = report.model_dump_json()
     json.loads(text, parse_constant=refuse)
     again = CompareReport.model_validate_json(text)
-    assert math.isnan(again.steps[0].values[0]["loss"])
+    assert math.isnan(again.steps[0].metrics[0]["loss"])
     assert again.mean("loss", 0) == 2
 
 

@@ -54,9 +54,9 @@ def test_the_runs_own_algorithm_gives_the_recorded_gradient(run):
     report = compare(chosen_steps(run, []), ["grpo", "dapo"], [], [])
     assert [step.step for step in report.steps] == [1, 2]
     for index, step in enumerate(report.steps, start=1):
-        recorded = recorded_step(run, index).record.values
+        recorded = recorded_step(run, index).record.metrics
         for name in ("loss", "grad_norm", "clip_fraction"):
-            assert step.values[0][name] == pytest.approx(float.fromhex(recorded[name]), rel=1e-5, abs=1e-9), name
+            assert step.metrics[0][name] == pytest.approx(float.fromhex(recorded[name]), rel=1e-5, abs=1e-9), name
         assert step.samples == 12
         # They differ in the weight of long answers alone.
         assert 0.5 < step.cosines[0][1] < 1
@@ -68,9 +68,9 @@ def test_all_seven_take_the_same_batch(run):
     names = ["ppo", "grpo", "dr_grpo", "dapo", "gspo", "cispo", "dpo"]
     report = compare(chosen_steps(run, [2]), names, [], [])
     (step,) = report.steps
-    assert all(math.isfinite(values["loss"]) and values["grad_norm"] > 0 for values in step.values)
+    assert all(math.isfinite(metrics["loss"]) and metrics["grad_norm"] > 0 for metrics in step.metrics)
     assert all(-1 <= value <= 1.000001 for row in step.cosines for value in row)
-    by_name = dict(zip(names, step.values, strict=True))
+    by_name = dict(zip(names, step.metrics, strict=True))
     assert by_name["ppo"]["value_loss"] > 0
     assert by_name["dpo"]["preference_pairs"] == 3
     assert report.mean("preference_pairs", names.index("dpo")) == 3
@@ -86,7 +86,7 @@ def test_a_separate_critic_leaves_the_policys_gradient_to_the_policy_term(run):
         "a.module:critic_ppo:algorithm.name=ppo",
     ]
     report = compare(chosen_steps(run, [1]), ["ppo", "a.module:critic_ppo", "grpo"], [], own)
-    shared, separate, _ = report.steps[0].values
+    shared, separate, _ = report.steps[0].metrics
     assert separate["policy_loss"] == pytest.approx(shared["policy_loss"], rel=1e-5)
     assert separate["value_loss"] == pytest.approx(shared["value_loss"], rel=1e-5)
     assert report.steps[0].cosines[0][1] == pytest.approx(1, abs=1e-5)
@@ -96,7 +96,7 @@ def test_without_variance_there_is_no_direction(run, tmp_path):
     other = record_run(tmp_path, steps=1)
     write_order(recorded_step(other, 1).path, make_order(1, [1.0] * 4))
     report = compare(chosen_steps(other, []), ["grpo", "dpo"], [], [])
-    assert report.steps[0].values[1]["preference_pairs"] == 0
+    assert report.steps[0].metrics[1]["preference_pairs"] == 0
     assert report.steps[0].cosines == ((None, None), (None, None))
     assert report.cosine(0, 1) is None
 

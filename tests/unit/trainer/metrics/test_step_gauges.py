@@ -22,7 +22,7 @@ from services.trainer.update.reference import Reference
 from tests.support.model_families import make_model, make_samples
 from tests.support.plain_engine import DescentEngine, update_configuration
 
-KNOWN = {value for gauge in STEP_GAUGES for value in gauge.values} | REPORTED_ELSEWHERE.keys()
+KNOWN = {value for gauge in STEP_GAUGES for value in gauge.labels} | REPORTED_ELSEWHERE.keys()
 STABILITY = {
     "unbiased_kl": {"enabled": True, "coef": 0.01},
     "sequence_masking": {"enabled": True},
@@ -64,7 +64,7 @@ def test_everything_that_a_step_on_preferences_reports_has_its_metric():
     updater = PreferenceUpdater(config, DescentEngine(policy), reference)
     assert updater.train(samples()).keys() - KNOWN == set()
     held_out = updater.evaluate(samples()).keys()
-    assert held_out - {value for gauge in EVALUATION_GAUGES for value in gauge.values} == set()
+    assert held_out - {value for gauge in EVALUATION_GAUGES for value in gauge.labels} == set()
 
 
 UNITS = ("", "_nats", "_ratio", "_tokens", "_versions")
@@ -72,14 +72,14 @@ UNITS = ("", "_nats", "_ratio", "_tokens", "_versions")
 
 @pytest.mark.parametrize("gauge", [*STEP_GAUGES, *EVALUATION_GAUGES], ids=lambda gauge: gauge.name)
 def test_a_step_metric_has_the_name_of_its_gauge_without_prefix_and_unit(gauge):
-    for name, label in gauge.values.items():
+    for name, label in gauge.labels.items():
         stem = name.removeprefix(f"{label}_") if gauge.label == "decoding" else name.removesuffix(f"_{label}")
         stem = f"evaluation_{stem}" if gauge in EVALUATION_GAUGES else stem
         assert gauge.name in {stem + unit for unit in UNITS}
 
 
 def test_a_value_is_in_one_metric_only():
-    named = [value for gauge in STEP_GAUGES for value in gauge.values]
+    named = [value for gauge in STEP_GAUGES for value in gauge.labels]
     assert len(named) == len(set(named))
     assert set(named).isdisjoint(REPORTED_ELSEWHERE)
 

@@ -36,14 +36,14 @@ def test_a_recording_holds_what_the_step_started_from_and_what_came_of_it(run):
     assert record.digest_before == recorded_step(run, 1).record.digest_after
     assert record.digest_after == recorded_step(run, 3).record.digest_before
     assert record.digest_before != record.digest_after
-    assert float.fromhex(record.values["grad_norm"]) > 0
+    assert float.fromhex(record.metrics["grad_norm"]) > 0
     assert {"torch", "code", "device", "threads"} <= record.environment.keys()
 
 
-def test_values_are_exact(run):
-    values = recorded_step(run, 1).record.values
-    assert len(values) > 10
-    for text in values.values():
+def test_step_metrics_are_exact(run):
+    metrics = recorded_step(run, 1).record.metrics
+    assert len(metrics) > 10
+    for text in metrics.values():
         assert float.fromhex(text).hex() == text
 
 

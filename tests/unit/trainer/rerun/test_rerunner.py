@@ -5,7 +5,7 @@ import pytest
 
 from services.common.errors import InvalidData
 from services.common.run_files.recorded_steps import RECORD_FILE, consecutive_steps, write_order
-from services.trainer.rerun.rerunner import Rerunner, changes, compare_values
+from services.trainer.rerun.rerunner import Rerunner, changes, compare_metrics
 from services.trainer.update.open import open_updater
 from tests.support.recorded_run import make_order, open_plain, record_run
 
@@ -31,27 +31,27 @@ def test_recorded_steps_come_out_again_bit_for_bit(run, first, last):
     assert (report.start, report.warnings) == ("engine", ())
     for step in report.steps:
         assert (step.starts_alike, step.ends_alike) == (True, True)
-        assert len(step.values) > 10
-        assert all(pair.equal and pair.absolute == 0 for pair in step.values)
+        assert len(step.metrics) > 10
+        assert all(pair.equal and pair.absolute == 0 for pair in step.metrics)
 
 
 def test_a_step_recorded_under_the_names_of_before_comes_out_again(run):
     file = consecutive_steps(run, 2, 2)[0].path / RECORD_FILE
     record = json.loads(file.read_text(encoding="utf-8"))
     old = {"policy_ratio": "ratio", "policy_ratio_p99": "ratio_p99", "candidate_set_size": "candidates_mean"}
-    assert "policy_ratio" in record["values"]
-    record["values"] = {old.get(name, name): value for name, value in record["values"].items()}
-    record["values"]["masked_sequence_ratio"] = record["values"]["masked_fraction"]
+    assert "policy_ratio" in record["metrics"]
+    record["metrics"] = {old.get(name, name): value for name, value in record["metrics"].items()}
+    record["metrics"]["masked_sequence_ratio"] = record["metrics"]["masked_fraction"]
     file.write_text(json.dumps(record), encoding="utf-8")
     (step,) = rerun(run, 2, 2).steps
-    assert [pair.name for pair in step.values if not pair.equal] == []
+    assert [pair.name for pair in step.metrics if not pair.equal] == []
 
 
 def test_another_input_shows(run):
     write_order(consecutive_steps(run, 2, 2)[0].path, make_order(2, [1.0, 0.0, 1.0, 0.0]))
     (step,) = rerun(run, 2, 2).steps
     assert (step.starts_alike, step.ends_alike) == (True, False)
-    different = {pair.name for pair in step.values if not pair.equal}
+    different = {pair.name for pair in step.metrics if not pair.equal}
     assert {"loss", "grad_norm"} <= different
 
 
@@ -59,7 +59,7 @@ def test_under_other_settings_the_first_step_starts_from_its_policy(run):
     """Smaller micro-batches: the same sums in another order."""
     report = rerun(run, 1, 3, ("trainer.tokens_per_microbatch=16",), saved_by="another")
     assert (report.start, report.exact) == ("policy", False)
-    worst = max(pair.scaled for step in report.steps for pair in step.values)
+    worst = max(pair.scaled for step in report.steps for pair in step.metrics)
     assert 0 < worst < 1e-5
 
 
@@ -71,14 +71,14 @@ def test_a_step_with_optimizer_state_needs_an_engine_that_can_load_it(run):
 def test_digests_of_other_ranks_or_stages_are_not_compared(run):
     (step,) = rerun(run, 1, 1, ("trainer.zero_stage=3",)).steps
     assert (step.starts_alike, step.ends_alike) == (None, None)
-    assert len(step.values) > 10
-    assert all(pair.equal for pair in step.values)
+    assert len(step.metrics) > 10
+    assert all(pair.equal for pair in step.metrics)
 
 
 def test_values_are_compared_by_their_bits():
     recorded = {"same": 0.1, "next": 0.1, "nan": math.nan, "zero": 0.0, "gone": 1.0}
     now = {"same": 0.1, "next": math.nextafter(0.1, 1), "nan": math.nan, "zero": -0.0, "new": 2.0}
-    found = compare_values({name: value.hex() for name, value in recorded.items()}, now)
+    found = compare_metrics({name: value.hex() for name, value in recorded.items()}, now)
     pairs = {pair.name: pair for pair in found}
     assert {name for name, pair in pairs.items() if pair.equal} == {"same", "nan"}
     assert 0 < pairs["next"].absolute < 1e-16
