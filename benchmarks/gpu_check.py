@@ -46,7 +46,7 @@ def lines(place: Place) -> Iterator[Line]:
     cuda = place.device == "cuda"
     for capture in ("native", "worker_extension") if cuda else ("worker_extension",):
         name = f"audit-{capture.replace('_', '-')}"
-        trivet = _module("services.cli", "audit", "--config", QUICKSTART, "--samples", "64")
+        trivet = _module("services.cli", "audit", QUICKSTART, "--samples", "64")
         report = place.directory / "runs" / name / "audit.json"
         settings = _settings(place, name, {"rollout.capture": capture})
         yield Line(name, (*trivet, *settings), partial(_agreement, report))

@@ -17,7 +17,7 @@ from services.cli.audit.processes import measure, own_rollout
 from services.cli.audit.table import tables
 from services.cli.audit.verdict import DEFAULTS, Thresholds, failures
 from services.cli.shared.output import plain_console, say, say_verdict
-from services.cli.shared.start import Overrides, load, measuring, prepare
+from services.cli.shared.start import ConfigFile, Overrides, load, measuring, prepare
 from services.common.config import Config, all_overrides
 from services.common.exit_codes import NO_VERDICT
 from services.common.run_files.audit_report import AuditReport
@@ -26,7 +26,7 @@ TOKEN_VARIABLE = "TRIVET_TOKEN"  # noqa: S105
 
 
 def audit(
-    config_file: Annotated[Path, typer.Option("--config", metavar="FILE", help="the run's YAML")],
+    config_file: ConfigFile,
     overrides: Overrides = None,
     rollout: Annotated[
         str | None, typer.Option(metavar="HOST:PORT", help="a running rollout; without it, one is started")

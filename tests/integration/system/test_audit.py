@@ -30,7 +30,7 @@ def config_file(quickstart_model: Path, tmp_path: Path) -> Path:
 
 
 def audit(config_file: Path, *arguments: str, token: str = "") -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "services.cli", "audit", "--config", str(config_file), *arguments]
+    command = [sys.executable, "-m", "services.cli", "audit", str(config_file), *arguments]
     environment = {**os.environ, "TRIVET_TOKEN": token, "COLUMNS": "100"}
     return subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment, check=False)
 

@@ -37,7 +37,7 @@ def config(tmp_path):
         ["rerun", "no/such/run", "1"],
         ["compare", "no/such/run", "--algorithms", "grpo"],
         ["compare", "--train", "no/such.yaml", "--algorithms", "grpo"],
-        ["audit", "--config", "no/such.yaml"],
+        ["audit", "no/such.yaml"],
         ["check", "no/such.yaml"],
         ["config", "show", "no/such.yaml"],
         ["up", "no/such.yaml"],
@@ -55,8 +55,8 @@ def test_without_anything_to_read_it_is_two(arguments):
     [
         (["rerun", "RUN", "1"], "services.trainer.rerun"),
         (["compare", "RUN", "--algorithms", "grpo"], "services.trainer.compare"),
-        (["audit", "--config", "CONFIG", "--rollout", "127.0.0.1:9"], "services.trainer.audit"),
-        (["audit", "--config", "CONFIG"], "the rollout"),
+        (["audit", "CONFIG", "--rollout", "127.0.0.1:9"], "services.trainer.audit"),
+        (["audit", "CONFIG"], "the rollout"),
     ],
     ids=lambda given: given if isinstance(given, str) else given[0],
 )
@@ -73,11 +73,11 @@ def test_where_the_process_cannot_be_started_it_is_two(config, tmp_path, argumen
     assert f"{process} cannot be started" in result.output
 
 
-@pytest.mark.parametrize("arguments", [["audit", "--config"], ["check"]], ids=lambda arguments: arguments[0])
-def test_after_ctrl_c_it_is_130(config, monkeypatch, arguments):
+@pytest.mark.parametrize("command", ["audit", "check"])
+def test_after_ctrl_c_it_is_130(config, monkeypatch, command):
     def start(*_, **__):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(subprocess, "Popen", start)
-    result = status(*arguments, config)
+    result = status(command, config)
     assert result.exit_code == INTERRUPTED, result.output

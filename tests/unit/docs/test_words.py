@@ -30,6 +30,7 @@ REPLACED = {
     r"\bmasked_sequence_ratio\b": "masked_fraction",
     r"\btruncated_ratio\b": "truncated_fraction",
     r"\bcandidates_mean\b": "candidate_set_size",
+    r"\btrivet audit --config\b": "trivet audit FILE",
     r"\bValuePair\b|--value\b": "step metric",
     r"\bfor want of\b|\bfor any way\b|\bstands? with its\b|\benters itself\b": "plain English",
 }

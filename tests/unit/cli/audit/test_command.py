@@ -175,7 +175,7 @@ def config_file(tmp_path: Path) -> Path:
 
 
 def run(config_file: Path, *arguments: str):
-    return CliRunner().invoke(app, ["audit", "--config", str(config_file), "--rollout", "127.0.0.1:9", *arguments])
+    return CliRunner().invoke(app, ["audit", str(config_file), "--rollout", "127.0.0.1:9", *arguments])
 
 
 @pytest.mark.parametrize(
@@ -219,6 +219,6 @@ def test_no_verdict_has_a_status_of_its_own(config_file, monkeypatch) -> None:
     assert ended.exit_code == 2
     assert "trainer.stepz is not a known key" in ended.output
     unprepared = f"prepare={{command: ['false'], creates: {config_file.parent / 'model'}}}"
-    ended = CliRunner().invoke(app, ["audit", "--config", str(config_file), "--set", unprepared])
+    ended = CliRunner().invoke(app, ["audit", str(config_file), "--set", unprepared])
     assert ended.exit_code == 2
     assert "prepare.command ended with status 1" in ended.output
