@@ -43,6 +43,11 @@ def configure_logs(service: str, run: str, level: int = logging.INFO) -> None:
     threading.excepthook = _uncaught_in_thread
 
 
+def get_logger(name: str) -> structlog.typing.FilteringBoundLogger:
+    logger: structlog.typing.FilteringBoundLogger = structlog.get_logger(module=name)
+    return logger
+
+
 def _hide_secrets(_: object, __: str, entry: structlog.typing.EventDict) -> structlog.typing.EventDict:
     """A library's error, or a traceback with its notes and causes, may hold an address with its password."""
     shown: structlog.typing.EventDict = hidden(entry)
@@ -51,11 +56,6 @@ def _hide_secrets(_: object, __: str, entry: structlog.typing.EventDict) -> stru
 
 def _strict(_: object, __: str, entry: structlog.typing.EventDict) -> structlog.typing.EventDict:
     return {name: strict(value) for name, value in entry.items()}
-
-
-def get_logger(name: str) -> structlog.typing.FilteringBoundLogger:
-    logger: structlog.typing.FilteringBoundLogger = structlog.get_logger(module=name)
-    return logger
 
 
 def _uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

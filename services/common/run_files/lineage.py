@@ -27,13 +27,6 @@ def code_version() -> str:
         return _source_digest()
 
 
-def _is_own_work_tree() -> bool:
-    """Whether git keeps these very files: an environment inside another repository is part of that one's tree."""
-    if Path(_git("rev-parse", "--show-toplevel")).resolve() != SERVICES.parent:
-        return False
-    return bool(_git("ls-files", "--", str(Path(__file__).resolve())))
-
-
 def config_version(config: Config) -> str:
     """The same for every service of a run, wherever it listens."""
     return xxhash.xxh3_64_hexdigest(json.dumps(without_addresses(config), sort_keys=True).encode())
@@ -65,6 +58,13 @@ def data_version(rows: Iterable[str]) -> str:
         digest.update(row.encode())
         digest.update(b"\0")
     return digest.hexdigest()
+
+
+def _is_own_work_tree() -> bool:
+    """Whether git keeps these very files: an environment inside another repository is part of that one's tree."""
+    if Path(_git("rev-parse", "--show-toplevel")).resolve() != SERVICES.parent:
+        return False
+    return bool(_git("ls-files", "--", str(Path(__file__).resolve())))
 
 
 def _git(*arguments: str) -> str:

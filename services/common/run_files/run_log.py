@@ -106,11 +106,6 @@ def _mend_end(path: Path) -> None:
     os.truncate(path, begin)
 
 
-def _finite(metrics: dict[str, float | None]) -> dict[str, float]:
-    """Lines of earlier versions may hold NaN."""
-    return {name: value for name, value in metrics.items() if value is not None and math.isfinite(value)}
-
-
 def _latest(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
@@ -127,6 +122,11 @@ def _latest(path: Path) -> list[dict[str, Any]]:
         by_step = {step: kept for step, kept in by_step.items() if step < entry["step"]}
         by_step[entry["step"]] = entry
     return [by_step[step] for step in sorted(by_step)]
+
+
+def _finite(metrics: dict[str, float | None]) -> dict[str, float]:
+    """Lines of earlier versions may hold NaN."""
+    return {name: value for name, value in metrics.items() if value is not None and math.isfinite(value)}
 
 
 def _parse(line: str) -> dict[str, Any] | None:

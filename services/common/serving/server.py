@@ -73,6 +73,13 @@ class ServiceServer:
         self._serving = asyncio.create_task(self._uvicorn.serve(sockets=self._sockets))
         self._watching = asyncio.create_task(self._watch_health())
 
+    async def stop(self) -> None:
+        self._watching.cancel()
+        await self._health.enter_graceful_shutdown()
+        self._uvicorn.should_exit = True
+        await asyncio.wait_for(self._serving, STOP_GRACE_SECONDS + 1)
+        await self._grpc.stop(STOP_GRACE_SECONDS)
+
     def _cannot_listen(self, key: str, port: int, error: Exception) -> OSError:
         section = self._grpc_name.rpartition(".")[2].removesuffix("Service").lower()
         address = host_and_port(self._config.host, port)
@@ -80,13 +87,6 @@ class ServiceServer:
             f"{section}.server.{key} is {port}: cannot listen on {address}, perhaps because another process does "
             f"({error}); expected a free port, or 0 for any"
         )
-
-    async def stop(self) -> None:
-        self._watching.cancel()
-        await self._health.enter_graceful_shutdown()
-        self._uvicorn.should_exit = True
-        await asyncio.wait_for(self._serving, STOP_GRACE_SECONDS + 1)
-        await self._grpc.stop(STOP_GRACE_SECONDS)
 
     async def _watch_health(self) -> None:
         while True:
@@ -118,6 +118,31 @@ class ServiceServer:
             return Response(EXPOSITION.text(), media_type=CONTENT_TYPE_LATEST)
 
         return application
+
+
+class BackgroundServer:
+    """A ServiceServer on a thread of its own, for a service whose main thread computes."""
+
+    def __init__(self, build: Callable[[], ServiceServer]) -> None:
+        self._build = build
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="server", daemon=True)
+
+    def start(self) -> ServiceServer:
+        self._thread.start()
+
+        async def start() -> ServiceServer:
+            server = self._build()
+            await server.start()
+            return server
+
+        self._server = asyncio.run_coroutine_threadsafe(start(), self._loop).result(START_TIMEOUT_SECONDS)
+        return self._server
+
+    def stop(self) -> None:
+        asyncio.run_coroutine_threadsafe(self._server.stop(), self._loop).result(2 * STOP_GRACE_SECONDS + 5)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(STOP_GRACE_SECONDS)
 
 
 class TokenInterceptor(grpc.aio.ServerInterceptor):
@@ -161,28 +186,3 @@ def _allowed(header: Any, token: str) -> bool:
 
 def _no_signals() -> AbstractContextManager[None]:
     return nullcontext()
-
-
-class BackgroundServer:
-    """A ServiceServer on a thread of its own, for a service whose main thread computes."""
-
-    def __init__(self, build: Callable[[], ServiceServer]) -> None:
-        self._build = build
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="server", daemon=True)
-
-    def start(self) -> ServiceServer:
-        self._thread.start()
-
-        async def start() -> ServiceServer:
-            server = self._build()
-            await server.start()
-            return server
-
-        self._server = asyncio.run_coroutine_threadsafe(start(), self._loop).result(START_TIMEOUT_SECONDS)
-        return self._server
-
-    def stop(self) -> None:
-        asyncio.run_coroutine_threadsafe(self._server.stop(), self._loop).result(2 * STOP_GRACE_SECONDS + 5)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(STOP_GRACE_SECONDS)

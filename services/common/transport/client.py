@@ -51,6 +51,33 @@ def connect(config: RedisConfig) -> redis.Redis:
     )
 
 
+def local_address(client: redis.Redis) -> str:
+    """From which this machine reaches the server."""
+    with _naming():
+        connection: Any = client.connection_pool.get_connection()
+    try:
+        name = connection._sock.getsockname()
+    finally:
+        client.connection_pool.release(connection)
+    # A Unix socket's peer is on this machine.
+    return str(name[0]) if isinstance(name, tuple) else "127.0.0.1"
+
+
+class _Client(redis.Redis):
+    def execute_command(self, *args: Any, **options: Any) -> Any:
+        with _naming():
+            return super().execute_command(*args, **options)  # type: ignore[no-untyped-call]
+
+    def pipeline(self, transaction: bool = True, shard_hint: str | None = None) -> Pipeline:
+        return _Pipeline(self.connection_pool, self.response_callbacks, transaction, shard_hint)
+
+
+class _Pipeline(Pipeline):
+    def execute(self, raise_on_error: bool = True) -> list[Any]:
+        with _naming():
+            return super().execute(raise_on_error)
+
+
 @contextmanager
 def _naming() -> Iterator[None]:
     try:
@@ -67,30 +94,3 @@ def _naming() -> Iterator[None]:
         if "MISCONF" in str(error):
             raise Outage("redis_disk", f"Redis cannot write to its disk ({error})") from error
         raise
-
-
-def local_address(client: redis.Redis) -> str:
-    """From which this machine reaches the server."""
-    with _naming():
-        connection: Any = client.connection_pool.get_connection()
-    try:
-        name = connection._sock.getsockname()
-    finally:
-        client.connection_pool.release(connection)
-    # A Unix socket's peer is on this machine.
-    return str(name[0]) if isinstance(name, tuple) else "127.0.0.1"
-
-
-class _Pipeline(Pipeline):
-    def execute(self, raise_on_error: bool = True) -> list[Any]:
-        with _naming():
-            return super().execute(raise_on_error)
-
-
-class _Client(redis.Redis):
-    def execute_command(self, *args: Any, **options: Any) -> Any:
-        with _naming():
-            return super().execute_command(*args, **options)  # type: ignore[no-untyped-call]
-
-    def pipeline(self, transaction: bool = True, shard_hint: str | None = None) -> Pipeline:
-        return _Pipeline(self.connection_pool, self.response_callbacks, transaction, shard_hint)

@@ -93,14 +93,6 @@ class DeadLetters:
             self.client.xtrim(self.name, minid=newest[-1][0], approximate=False)
 
 
-def _parse(entry_id: str, fields: dict[bytes, bytes]) -> sample_pb2.DeadLetter:
-    try:
-        return parse_entry(fields, sample_pb2.DeadLetter)
-    except InvalidData as error:
-        metrics.DEAD_LETTERS.labels("dead", error.code).inc()
-        return dead_letter("dead", entry_id, fields.get(FIELD, b""), error)
-
-
 def parse_entry(fields: dict[bytes, bytes], message_type: type[M]) -> M:
     """The message of a stream's entry. Raises InvalidData("entry_unparsable")."""
     payload, expected = fields.get(FIELD), message_type.DESCRIPTOR.name
@@ -112,3 +104,11 @@ def parse_entry(fields: dict[bytes, bytes], message_type: type[M]) -> M:
         return message_type.FromString(payload)
     except DecodeError as error:
         raise InvalidData("entry_unparsable", f"entry is not a {expected} ({error})") from error
+
+
+def _parse(entry_id: str, fields: dict[bytes, bytes]) -> sample_pb2.DeadLetter:
+    try:
+        return parse_entry(fields, sample_pb2.DeadLetter)
+    except InvalidData as error:
+        metrics.DEAD_LETTERS.labels("dead", error.code).inc()
+        return dead_letter("dead", entry_id, fields.get(FIELD, b""), error)

@@ -66,36 +66,6 @@ def verify_weights(weights: weights_pb2.WeightVersion) -> None:
         raise Unavailable("weights_unreadable", f"{weights.path} cannot be read ({error})") from error
 
 
-def _verify(weights: weights_pb2.WeightVersion) -> None:
-    for file in weights.files:
-        path = Path(weights.path) / file.name
-        if not path.is_file():
-            raise InvalidData("weights_missing", f"{path} of version {weights.version} does not exist")
-        size = path.stat().st_size
-        if size != file.size:
-            raise InvalidData("weights_corrupt", f"{path} has {size} bytes, expected {file.size}")
-        checksum = _checksum(path)
-        if checksum != file.checksum:
-            raise InvalidData("weights_corrupt", f"{path} has checksum {checksum:016x}, expected {file.checksum:016x}")
-    if _fingerprint(list(weights.files)) != weights.fingerprint:
-        raise InvalidData("weights_corrupt", f"version {weights.version} has a fingerprint that is not its files'")
-
-
-def _checksum(path: Path) -> int:
-    digest = xxhash.xxh3_64()
-    with path.open("rb") as file:
-        while chunk := file.read(READ_BYTES):
-            digest.update(chunk)
-    return digest.intdigest()
-
-
-def _fingerprint(files: list[weights_pb2.WeightFile]) -> str:
-    digest = xxhash.xxh3_64()
-    for file in files:
-        digest.update(f"{file.name}:{file.checksum:016x};".encode())
-    return digest.hexdigest()
-
-
 def same_weights(one: weights_pb2.WeightVersion, other: weights_pb2.WeightVersion) -> bool:
     return bool(one.fingerprint) and (one.version, one.fingerprint) == (other.version, other.fingerprint)
 
@@ -179,3 +149,33 @@ def _announcement(fields: dict[bytes, bytes]) -> weights_pb2.WeightVersion:
     if not weights.fingerprint:
         raise InvalidData("fingerprint_missing", f"announced version {weights.version} has no fingerprint")
     return weights
+
+
+def _verify(weights: weights_pb2.WeightVersion) -> None:
+    for file in weights.files:
+        path = Path(weights.path) / file.name
+        if not path.is_file():
+            raise InvalidData("weights_missing", f"{path} of version {weights.version} does not exist")
+        size = path.stat().st_size
+        if size != file.size:
+            raise InvalidData("weights_corrupt", f"{path} has {size} bytes, expected {file.size}")
+        checksum = _checksum(path)
+        if checksum != file.checksum:
+            raise InvalidData("weights_corrupt", f"{path} has checksum {checksum:016x}, expected {file.checksum:016x}")
+    if _fingerprint(list(weights.files)) != weights.fingerprint:
+        raise InvalidData("weights_corrupt", f"version {weights.version} has a fingerprint that is not its files'")
+
+
+def _checksum(path: Path) -> int:
+    digest = xxhash.xxh3_64()
+    with path.open("rb") as file:
+        while chunk := file.read(READ_BYTES):
+            digest.update(chunk)
+    return digest.intdigest()
+
+
+def _fingerprint(files: list[weights_pb2.WeightFile]) -> str:
+    digest = xxhash.xxh3_64()
+    for file in files:
+        digest.update(f"{file.name}:{file.checksum:016x};".encode())
+    return digest.hexdigest()

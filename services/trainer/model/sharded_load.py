@@ -17,6 +17,8 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from services.common.errors import InvalidData
 from services.trainer.model.sharding import Sharding
 
+_READ_IN_TURN = "HF_DEACTIVATE_ASYNC_LOAD"
+
 
 class StoredTensor:
     """Read when it is indexed with `...`, as transformers does when its turn has come."""
@@ -49,26 +51,6 @@ def stored_tensors(directory: Path, *, reads: bool, dtype: torch.dtype) -> dict[
     return found
 
 
-def _files(directory: Path) -> list[Path]:
-    from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
-
-    if (directory / SAFE_WEIGHTS_NAME).is_file():
-        return [directory / SAFE_WEIGHTS_NAME]
-    index = directory / SAFE_WEIGHTS_INDEX_NAME
-    try:
-        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-    except (OSError, ValueError, KeyError, AttributeError) as error:
-        raise InvalidData(
-            "weights_missing",
-            f"{directory} has neither {SAFE_WEIGHTS_NAME} nor a {SAFE_WEIGHTS_INDEX_NAME} that can be read ({error}); "
-            "ZeRO-3 reads its weights from safetensors",
-        ) from error
-    return [directory / name for name in sorted(names)]
-
-
-_READ_IN_TURN = "HF_DEACTIVATE_ASYNC_LOAD"
-
-
 def read_sharded(directory: Path, config: Any, dtype: torch.dtype, sharding: Sharding, **chosen: Any) -> Any:
     """As AutoModelForCausalLM.from_pretrained, fused experts and tied weights included, parameters in `dtype`.
 
@@ -87,6 +69,23 @@ def read_sharded(directory: Path, config: Any, dtype: torch.dtype, sharding: Sha
             setattr(module, name, buffer.contiguous())
     sharding.share(model.buffers())
     return model
+
+
+def _files(directory: Path) -> list[Path]:
+    from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
+
+    if (directory / SAFE_WEIGHTS_NAME).is_file():
+        return [directory / SAFE_WEIGHTS_NAME]
+    index = directory / SAFE_WEIGHTS_INDEX_NAME
+    try:
+        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+    except (OSError, ValueError, KeyError, AttributeError) as error:
+        raise InvalidData(
+            "weights_missing",
+            f"{directory} has neither {SAFE_WEIGHTS_NAME} nor a {SAFE_WEIGHTS_INDEX_NAME} that can be read ({error}); "
+            "ZeRO-3 reads its weights from safetensors",
+        ) from error
+    return [directory / name for name in sorted(names)]
 
 
 def _family(config: Any) -> Any:

@@ -114,16 +114,6 @@ class Intake:
         self.read_dead_letters()
         return len(entries)
 
-    def _accept_all(self, entries: Iterable[Entry[sample_pb2.ScoredGroup]]) -> None:
-        """What cannot be processed because of an outage is held until the next poll."""
-        coming = iter(entries)
-        for entry in coming:
-            try:
-                self._accept(entry)
-            except Outage:
-                self._held = [entry, *coming]
-                raise
-
     def take(self, count: int) -> list[Arrival]:
         """The `count` oldest, by version and then by arrival; they count as trained from here on."""
         self._ready.sort(key=lambda arrival: arrival.oldest_version)
@@ -156,12 +146,6 @@ class Intake:
         self._blobs.sweep(lambda group_id: self._is_over(group_id, finished))
         self._trained = []
 
-    def _is_over(self, group_id: str, finished: bool) -> bool:
-        request = self._issuer.request_of(group_id)
-        if request is None:
-            return self._issuer.is_of_another_history(group_id)
-        return finished or self._ledger.is_over(request)
-
     def held_requests(self) -> set[int]:
         return {arrival.request for arrival in self._ready}
 
@@ -171,6 +155,16 @@ class Intake:
             self._give_up(letter)
         if letters:
             self._dead_letters.mark_read()
+
+    def _accept_all(self, entries: Iterable[Entry[sample_pb2.ScoredGroup]]) -> None:
+        """What cannot be processed because of an outage is held until the next poll."""
+        coming = iter(entries)
+        for entry in coming:
+            try:
+                self._accept(entry)
+            except Outage:
+                self._held = [entry, *coming]
+                raise
 
     def _accept(self, entry: Entry[sample_pb2.ScoredGroup]) -> None:
         prompt = entry.message.group.prompt
@@ -266,6 +260,12 @@ class Intake:
                 )
         elif request is None and self.evaluation is not None:
             self.evaluation.fail(letter.group_id, letter.code, letter.reason, attempt=letter.attempt)
+
+    def _is_over(self, group_id: str, finished: bool) -> bool:
+        request = self._issuer.request_of(group_id)
+        if request is None:
+            return self._issuer.is_of_another_history(group_id)
+        return finished or self._ledger.is_over(request)
 
 
 def _blobs(scored: sample_pb2.ScoredGroup) -> list[Blob]:

@@ -127,18 +127,6 @@ class Orchestrator:
         """As many prompts as the staleness bound allows and the run still needs; none while Redis accepts none."""
         self.outages.poll(self._issue)
 
-    def _issue(self) -> None:
-        requests = self.ledger.next_requests(self.ledger.room(self._steps_left))
-        # First of all into the stream: what it does not take was not issued.
-        self._prompts.add_all(
-            [self._issuer.training_prompt(request, attempt, self.step) for request, attempt in requests.items()]
-        )
-        for _ in requests:
-            self.ledger.issue()
-        self._issued_at |= dict.fromkeys(requests, self.step)
-        counters.GROUPS_ISSUED.inc(len(requests))
-        self._show()
-
     def next_order(self) -> Order:
         """What all ranks do next; WAIT at least once a second. Raises Unavailable when nothing arrives any more."""
         if self.controls.stop.is_set():
@@ -146,29 +134,6 @@ class Orchestrator:
         if self.controls.save_requested:
             return Order(step_pb2.StepOrder(action=step_pb2.STEP_ACTION_SAVE))
         return self.outages.poll(self._order) or WAIT
-
-    def _order(self) -> Order:
-        if self.controls.paused:
-            self.status.state = trainer_pb2.TRAINER_STATE_PAUSED
-            self._poll()
-            return WAIT
-        self._issue()
-        self.intake.reissue_older(self._oldest_version)
-        if self.intake.ready < self.config.trainer.groups_per_step or self._overtakes():
-            self.status.state = trainer_pb2.TRAINER_STATE_WAITING
-            self._wait_for_news()
-            # The rollouts that had a version in memory may all have been started again.
-            if (self._silence > PUBLISH_AGAIN_SECONDS and self.feed.only_in_memory) or self._repairs():
-                return Order(step_pb2.StepOrder(action=step_pb2.STEP_ACTION_PUBLISH))
-            return WAIT
-        self.status.state = trainer_pb2.TRAINER_STATE_TRAINING
-        arrivals = self.intake.take(self.config.trainer.groups_per_step)
-        message = step_pb2.StepOrder(
-            action=step_pb2.STEP_ACTION_TRAIN,
-            groups=[arrival.scored for arrival in arrivals],
-            replay=[data for arrival in arrivals for data in arrival.replays],
-        )
-        return Order(message, [sample for arrival in arrivals for sample in arrival.samples])
 
     def evaluate(self) -> dict[str, float] | None:
         """Issues the validation prompts and waits for them; None when the run is stopped meanwhile.
@@ -220,6 +185,44 @@ class Orchestrator:
             counters.GROUPS_REISSUED.labels("vanished").inc()
             self._reissue(request)
 
+    def backlog(self) -> str:
+        return ", ".join(f"{stream.label} {stream.depth()}" for stream in (self._prompts, self._samples, self._scored))
+
+    def _issue(self) -> None:
+        requests = self.ledger.next_requests(self.ledger.room(self._steps_left))
+        # First of all into the stream: what it does not take was not issued.
+        self._prompts.add_all(
+            [self._issuer.training_prompt(request, attempt, self.step) for request, attempt in requests.items()]
+        )
+        for _ in requests:
+            self.ledger.issue()
+        self._issued_at |= dict.fromkeys(requests, self.step)
+        counters.GROUPS_ISSUED.inc(len(requests))
+        self._show()
+
+    def _order(self) -> Order:
+        if self.controls.paused:
+            self.status.state = trainer_pb2.TRAINER_STATE_PAUSED
+            self._poll()
+            return WAIT
+        self._issue()
+        self.intake.reissue_older(self._oldest_version)
+        if self.intake.ready < self.config.trainer.groups_per_step or self._overtakes():
+            self.status.state = trainer_pb2.TRAINER_STATE_WAITING
+            self._wait_for_news()
+            # The rollouts that had a version in memory may all have been started again.
+            if (self._silence > PUBLISH_AGAIN_SECONDS and self.feed.only_in_memory) or self._repairs():
+                return Order(step_pb2.StepOrder(action=step_pb2.STEP_ACTION_PUBLISH))
+            return WAIT
+        self.status.state = trainer_pb2.TRAINER_STATE_TRAINING
+        arrivals = self.intake.take(self.config.trainer.groups_per_step)
+        message = step_pb2.StepOrder(
+            action=step_pb2.STEP_ACTION_TRAIN,
+            groups=[arrival.scored for arrival in arrivals],
+            replay=[data for arrival in arrivals for data in arrival.replays],
+        )
+        return Order(message, [sample for arrival in arrivals for sample in arrival.samples])
+
     def _reconcile_evaluation(self, evaluation: Evaluation) -> None:
         alive = {prompt.group_id for prompt in self._under_way()}
         self.intake.read_dead_letters()
@@ -232,9 +235,6 @@ class Orchestrator:
         yield from self._prompts.scan()
         yield from (group.prompt for group in self._samples.scan())
         yield from (scored.group.prompt for scored in self._scored.scan())
-
-    def backlog(self) -> str:
-        return ", ".join(f"{stream.label} {stream.depth()}" for stream in (self._prompts, self._samples, self._scored))
 
     @property
     def _steps_left(self) -> int:
