@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import zstandard
@@ -26,9 +26,8 @@ from trivet.v1 import sample_pb2, step_pb2, tensor_pb2
 from benchmarks.sizing.architecture import MODELS, Architecture
 from services.common.run_files.recorded_steps import recorded_steps
 from services.common.wire.replay_data import CandidateSets, Replay, encode_replay
-from services.common.wire.tensors import encode_tensor
+from services.common.wire.tensors import Array, encode_tensor
 
-Array = np.ndarray[Any, Any]
 Choice = Literal["uniform", "popular", "token-bound"]
 CHOICES: tuple[Choice, ...] = ("uniform", "popular", "token-bound")
 LENGTHS = (1024, 8192, 32_768)

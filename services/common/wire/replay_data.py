@@ -1,7 +1,6 @@
 """The replay data of one sample: which experts and which candidates the sampler used."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from google.protobuf.message import DecodeError
@@ -9,9 +8,7 @@ from jaxtyping import Int32, UInt
 from trivet.v1 import tensor_pb2
 
 from services.common.errors import InvalidData
-from services.common.wire.tensors import MAX_TENSOR_BYTES, decode_tensor, encode_tensor
-
-Array = np.ndarray[Any, Any]
+from services.common.wire.tensors import MAX_TENSOR_BYTES, Array, decode_tensor, encode_tensor
 
 
 @dataclass(frozen=True)
@@ -65,11 +62,10 @@ def decode_replay(
         _check_routing(routing, prompt_length + len(token_ids) - 1)
     candidates = None
     if message.HasField("candidate_counts"):
-        candidates = CandidateSets(
-            decode_tensor(message.candidate_counts, "replay.candidate_counts", max_bytes),
-            decode_tensor(message.candidate_ids, "replay.candidate_ids", max_bytes),
-        )
-        _check_candidates(candidates, token_ids)
+        counts = decode_tensor(message.candidate_counts, "replay.candidate_counts", max_bytes)
+        ids = decode_tensor(message.candidate_ids, "replay.candidate_ids", max_bytes)
+        _check_candidates(counts, ids, token_ids)
+        candidates = CandidateSets(counts, ids)
     return Replay(routing, candidates)
 
 
@@ -86,8 +82,7 @@ def _check_routing(routing: Array, rows: int) -> None:
         raise InvalidData("routing_duplicate", "replay.routing names one expert twice for a token")
 
 
-def _check_candidates(candidates: CandidateSets, token_ids: Array) -> None:
-    counts, ids = candidates.counts, candidates.token_ids
+def _check_candidates(counts: Array, ids: Array, token_ids: Array) -> None:
     for field, array in (("candidate_counts", counts), ("candidate_ids", ids)):
         if array.dtype.name != "int32" or array.ndim != 1:
             raise InvalidData(

@@ -5,10 +5,12 @@ from typing import Any
 
 import numpy as np
 import zstandard
+from numpy.typing import NDArray
 from trivet.v1 import tensor_pb2
 
 from services.common.errors import InvalidData
 
+Array = NDArray[Any]
 DTYPES = {name: np.dtype(name).newbyteorder("<") for name in ("uint8", "uint16", "int32", "int64", "float32")}
 MAX_TENSOR_BYTES = 2**31 - 1
 MAX_DIMENSIONS = 8
@@ -16,7 +18,7 @@ MAX_DIMENSIONS = 8
 COMPRESS_FROM_BYTES = 64
 
 
-def encode_tensor(array: np.ndarray[Any, Any]) -> tensor_pb2.Tensor:
+def encode_tensor(array: Array) -> tensor_pb2.Tensor:
     """Raises InvalidData for a dtype that has no wire name."""
     name = array.dtype.name
     if name not in DTYPES:
@@ -30,7 +32,7 @@ def encode_tensor(array: np.ndarray[Any, Any]) -> tensor_pb2.Tensor:
     return tensor_pb2.Tensor(dtype=name, shape=array.shape, codec=codec, data=data)
 
 
-def decode_tensor(tensor: tensor_pb2.Tensor, field: str, max_bytes: int = MAX_TENSOR_BYTES) -> np.ndarray[Any, Any]:
+def decode_tensor(tensor: tensor_pb2.Tensor, field: str, max_bytes: int = MAX_TENSOR_BYTES) -> Array:
     """A read-only array of at most `max_bytes`. Raises InvalidData that names `field` for anything malformed."""
     if tensor.dtype not in DTYPES:
         raise InvalidData("tensor_dtype", f"{field}.dtype is {tensor.dtype!r}, expected one of {sorted(DTYPES)}")

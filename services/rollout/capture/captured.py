@@ -11,12 +11,12 @@ and so decides the same way.
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypedDict
+from typing import TypedDict
 
 import numpy as np
 from jaxtyping import Int32, UInt
 
-Array = np.ndarray[Any, Any]
+from services.common.wire.tensors import Array
 
 
 class CaptureGap(RuntimeError):

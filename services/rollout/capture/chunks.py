@@ -1,14 +1,10 @@
 """A sample's replay data, checked against the sample before anything relies on it."""
 
-from typing import Any
-
 import numpy as np
 
 from services.common.wire.replay_data import CandidateSets, Replay
 from services.rollout.capture.captured import Chunk
 from services.rollout.engine.protocol import EngineFailed
-
-Array = np.ndarray[Any, Any]
 
 
 def open_chunk(chunk: Chunk | None, sample_id: str, *, candidates: bool) -> Replay:

@@ -1,15 +1,13 @@
 """What vLLM itself captured (model runner V2), as replay data."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from jaxtyping import UInt
 
 from services.common.wire.replay_data import CandidateSets
+from services.common.wire.tensors import Array
 from services.rollout.engine.protocol import EngineFailed
-
-Array = np.ndarray[Any, Any]
 
 
 def moe_routing(

@@ -2,17 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
-import numpy as np
 from jaxtyping import Float32, Int32
 from trivet.v1 import rollout_pb2, sample_pb2, weights_pb2
 
 from services.common.errors import TrivetError, Unavailable
 from services.common.wire.replay_data import Replay
+from services.common.wire.tensors import Array
 from services.rollout.engine.delivery import Delivery
 
-Array = np.ndarray[Any, Any]
 FinishReason = Literal["stop", "length"]
 
 

@@ -15,7 +15,8 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import Float32
 
-Array = np.ndarray[Any, Any]
+from services.common.wire.tensors import Array
+
 LogprobsMode = Literal["processed_logprobs", "raw_logprobs", "processed_logits", "raw_logits"]
 
 

@@ -15,9 +15,10 @@ from services.common.config import Config
 from services.common.errors import InvalidData
 from services.common.wire.group import check_group
 from services.common.wire.replay_data import Replay, check_model_bounds, decode_replay
+from services.common.wire.tensors import Array
 from services.trainer.batch.model_facts import ModelFacts
 from services.trainer.batch.rewards import advantages_in_groups, shaped_rewards
-from services.trainer.batch.samples import Array, TrainSample
+from services.trainer.batch.samples import TrainSample
 
 FINISH_REASONS = {sample_pb2.FINISH_REASON_STOP, sample_pb2.FINISH_REASON_LENGTH}
 

@@ -15,7 +15,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from services.common.errors import InvalidData
-from services.trainer.batch.samples import Array, TrainSample
+from services.common.wire.tensors import Array
+from services.trainer.batch.samples import TrainSample
 
 
 @dataclass(frozen=True)

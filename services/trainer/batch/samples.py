@@ -1,12 +1,9 @@
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
 from jaxtyping import Float32, Int32
 
 from services.common.wire.replay_data import Replay
-
-Array = np.ndarray[Any, Any]
+from services.common.wire.tensors import Array
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from jaxtyping import Float
 from torch import Tensor
@@ -12,7 +12,6 @@ from services.trainer.objective.types import AGGREGATIONS, Aggregation, LossInpu
 from services.trainer.objective.value import ValueLoss
 
 
-@runtime_checkable
 class PreferenceLoss(Protocol):
     """Of the pairs of one micro-batch of a step of `total_pairs`; each number is the sum of an answer's log-probs."""
 

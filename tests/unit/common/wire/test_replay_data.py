@@ -3,6 +3,7 @@ import pytest
 
 from services.common.errors import InvalidData
 from services.common.wire.replay_data import CandidateSets, Replay, check_model_bounds, decode_replay, encode_replay
+from tests.support.shapes import unchecked
 
 PROMPT_LENGTH, TOKENS = 3, np.array([5, 9, 2], np.int32)
 ROUTING = np.stack([np.arange(5), np.arange(5) + 1], axis=1)[:, None, :].repeat(2, axis=1).astype(np.uint8)
@@ -25,6 +26,11 @@ def test_absent_parts_stay_absent():
     assert decode(Replay()) == Replay(None, None)
 
 
+def misshapen(routing) -> Replay:
+    with unchecked():
+        return Replay(routing)
+
+
 def candidates(counts, token_ids) -> Replay:
     return Replay(None, CandidateSets(np.array(counts, np.int32), np.array(token_ids, np.int32)))
 
@@ -33,8 +39,8 @@ def candidates(counts, token_ids) -> Replay:
     ("replay", "code"),
     [
         (Replay(ROUTING[:-1]), "routing_rows"),
-        (Replay(ROUTING[:, 0]), "routing_shape"),
-        (Replay(ROUTING.astype(np.int32)), "routing_shape"),
+        (misshapen(ROUTING[:, 0]), "routing_shape"),
+        (misshapen(ROUTING.astype(np.int32)), "routing_shape"),
         (Replay(np.zeros_like(ROUTING)), "routing_duplicate"),
         (candidates([2, 1], [5, 7, 9]), "candidates_rows"),
         (candidates([2, 1, 4], [5, 7, 9, 1, 2, 3]), "candidates_counts"),

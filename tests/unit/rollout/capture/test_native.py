@@ -21,6 +21,7 @@ def test_a_dense_model_has_no_routing():
     assert moe_routing(np.zeros((2, 3, 1), np.uint8), []) is None
 
 
+@pytest.mark.usefixtures("unchecked_signatures")
 @pytest.mark.parametrize(
     ("routed", "code"),
     [

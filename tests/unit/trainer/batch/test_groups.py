@@ -12,6 +12,7 @@ from services.common.errors import InvalidData
 from services.common.wire.replay_data import CandidateSets, Replay, encode_replay
 from services.trainer.batch.groups import check_scored_group, decode_group
 from tests.support.scored_groups import COMPLETION, FACTS, PROMPT, replay_of, scored_group
+from tests.support.shapes import unchecked
 
 PAGE = Path(__file__).parents[4] / "docs" / "architecture.md"
 ROUTING = np.tile(np.asarray([[0, 1], [2, 7]], np.uint8), (len(PROMPT) + len(COMPLETION) - 1, 1, 1))
@@ -48,7 +49,8 @@ GROUP_FAULTS = {
 
 
 def replay(routing=ROUTING, counts=SETS.counts, ids=SETS.token_ids):
-    return encode_replay("h-3/0/0", Replay(routing, CandidateSets(np.asarray(counts), np.asarray(ids, np.int32))))
+    with unchecked():
+        return encode_replay("h-3/0/0", Replay(routing, CandidateSets(np.asarray(counts), np.asarray(ids, np.int32))))
 
 
 def tensor(**fields):

@@ -181,6 +181,7 @@ def test_a_router_without_a_rule_is_refused_unless_routing_is_not_kept(monkeypat
     policy(pack(make_samples(LENGTHS)), keep_routing=False)
 
 
+@pytest.mark.usefixtures("unchecked_signatures")
 def test_bad_routing_is_refused_by_name() -> None:
     policy = Policy(make_model("qwen3_moe"))
     batch = batch_of(policy)

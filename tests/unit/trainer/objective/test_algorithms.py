@@ -115,7 +115,6 @@ def test_unknown_names_are_refused(name, message):
         find_algorithm(name)
 
 
-@pytest.mark.usefixtures("unchecked_signatures")
 def test_unknown_aggregation_is_refused():
     with pytest.raises(ValueError, match="aggregation is 'mean', expected one of token_mean"):
         find_algorithm("grpo").override(aggregation="mean")

@@ -85,7 +85,6 @@ def test_bad_calibration_is_refused(initial, decay_steps, message):
         Calibration(initial, decay_steps)
 
 
-@pytest.mark.usefixtures("unchecked_signatures")
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -100,7 +100,6 @@ def test_an_overflowing_ratio_is_clipped_without_nan():
     torch.testing.assert_close(*(torch.autograd.grad(value.sum(), logprobs) for value in (kl.value, bounded)))
 
 
-@pytest.mark.usefixtures("unchecked_signatures")
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -1,6 +1,7 @@
-"""The shapes that signatures state are checked while these tests run."""
+"""The shapes that signatures state are checked in unit tests."""
 
 from dataclasses import replace
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -9,7 +10,17 @@ from jaxtyping import TypeCheckError
 from services.trainer.objective import token_log_ratio
 from services.trainer.objective.segments import segment_sum
 from tests.support.objective_batches import step
-from tests.support.shapes import unchecked
+from tests.support.shapes import CHECKED, unchecked
+
+
+@pytest.mark.parametrize("module", CHECKED)
+def test_every_module_that_states_shapes_is_checked(module):
+    """Of one that was imported before there was a check, this is how it was imported."""
+    assert "jaxtyping" in type(find_spec(module).loader).__module__
+
+
+def test_modules_are_found():
+    assert len(CHECKED) > 30
 
 
 def test_two_lengths_of_one_axis_are_refused():
