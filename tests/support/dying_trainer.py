@@ -53,8 +53,6 @@ def configuration(directory: Path) -> Config:
 
 def train(directory: Path, limit: int) -> None:
     config = configuration(directory)
-    if not (directory / "base").exists():
-        make_base(directory / "base")
     engine = DyingEngine(load_policy(config.model.path, dtype="float32"))
     updater = open_updater(config, engine, Reference(deepcopy(engine.policy), torch.device("cpu")))
     checkpoints = Checkpoints(config.run.path / "checkpoints", 3)
@@ -67,7 +65,7 @@ def train(directory: Path, limit: int) -> None:
 
 
 def ended(directory: Path, limit: int) -> int:
-    """In a process of its own, which need not import everything again."""
+    """In a process of its own, which need not import anything again."""
     if (child := os.fork()) == 0:
         train(directory, limit)
         os._exit(0)
@@ -75,5 +73,8 @@ def ended(directory: Path, limit: int) -> int:
 
 
 if __name__ == "__main__":
-    signals = [ended(Path(sys.argv[1]), int(sys.argv[3])) for _ in range(int(sys.argv[2]))]
+    where = Path(sys.argv[1])
+    make_base(where / "base")
+    load_policy(str(where / "base"), dtype="float32")
+    signals = [ended(where, int(sys.argv[3])) for _ in range(int(sys.argv[2]))]
     sys.stdout.write(f"{signals}\n")
