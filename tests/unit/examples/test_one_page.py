@@ -124,12 +124,17 @@ def system(batch: Batch, *overrides: str) -> tuple[dict[str, float], torch.Tenso
     return values, gradient
 
 
-def test_loss_and_gradient_are_those_of_the_system(batch):
+@pytest.fixture(scope="module")
+def system_of_all(batch) -> tuple[dict[str, float], torch.Tensor]:
+    return system(batch)
+
+
+def test_loss_and_gradient_are_those_of_the_system(batch, system_of_all):
     policy = make_policy(1)
     report = loss_and_gradients(policy, make_policy(2), training_samples(batch.problems, batch.prompts, batch.groups))
     gradient = torch.cat([parameter.grad.flatten() for parameter in policy.model.parameters()])
 
-    values, expected = system(batch)
+    values, expected = system_of_all
     assert report.loss == pytest.approx(values["loss"], rel=1e-5)
     # The shares of the tokens are float32 in the system; where a gradient's terms cancel, their rounding is left.
     torch.testing.assert_close(gradient.float(), expected, rtol=1e-5, atol=1e-7 * float(expected.abs().max()))
@@ -150,9 +155,9 @@ def test_loss_and_gradient_are_those_of_the_system(batch):
         "rl_stability.consistency.keep_sampling_mask=false",
     ],
 )
-def test_each_mechanism_shows_in_the_gradient(batch, off):
+def test_each_mechanism_shows_in_the_gradient(batch, system_of_all, off):
     """So that the comparison above would fail for a page that left one of them out."""
-    _, expected = system(batch)
+    _, expected = system_of_all
     _, without = system(batch, off)
     assert float((without - expected).norm() / expected.norm()) > 1e-3
 

@@ -19,6 +19,7 @@ def git(directory: Path, *arguments: str) -> str:
 def repository(directory: Path) -> Path:
     directory.mkdir(parents=True, exist_ok=True)
     git(directory, "init", "-q")
+    (directory / ".git" / "info" / "exclude").write_text("__pycache__/\n")
     return directory
 
 
@@ -29,7 +30,8 @@ def commit(directory: Path) -> str:
 
 
 def install(directory: Path) -> Path:
-    shutil.copytree(ROOT / "services", directory / "services", ignore=shutil.ignore_patterns("__pycache__"))
+    # With the cached modules, but for those that somebody is writing.
+    shutil.copytree(ROOT / "services", directory / "services", ignore=shutil.ignore_patterns("*.pyc.*"))
     return directory
 
 

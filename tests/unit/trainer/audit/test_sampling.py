@@ -15,6 +15,7 @@ from services.common.errors import InvalidData, Unavailable
 from services.common.transport.weight_feed import describe_weights
 from services.common.wire.replay_data import CandidateSets, Replay, encode_replay
 from services.trainer.audit import __main__ as main_module
+from services.trainer.audit import sampling as module
 from services.trainer.audit.sampling import RolloutClient, audit_prompts, sample, usable_samples
 from services.trainer.audit.weights import find_weights
 from services.trainer.batch.model_facts import ModelFacts
@@ -23,6 +24,12 @@ from services.trainer.data.prompts import PromptData, PromptRow, PromptSet
 TOKEN = "a-token-of-sixteen-or-more"
 FACTS = ModelFacts("qwen3_moe", vocabulary=96, moe_layers=2, experts=8, experts_per_token=2, packs=True)
 PROMPT = [3, 4, 5]
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("initialBackoff", "maxBackoff"):
+        monkeypatch.setitem(module._RETRY["methodConfig"][0]["retryPolicy"], name, "0.01s")
 
 
 @dataclass

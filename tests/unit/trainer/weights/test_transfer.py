@@ -282,7 +282,7 @@ def test_a_rollout_that_hangs_costs_the_time_out_and_no_more(registry, rollouts,
             TENSORS, BUFFER, CPU, new_unique_id=lambda: b"u" * 128, open_communicator=broadcasts.open
         )
 
-    transfer = make(registry, open_channel, timeout_seconds=1)
+    transfer = make(registry, open_channel, timeout_seconds=0.4)
     registry.renew(rollouts[0].entry)
     rollouts[0].hangs_at = step
     before = failures("timeout")
@@ -306,7 +306,7 @@ def test_a_group_that_does_not_meet_is_given_up(registry, rollouts):
     def open_channel():
         return BroadcastChannel(TENSORS, BUFFER, CPU, new_unique_id=lambda: b"u" * 128, open_communicator=never)
 
-    transfer = make(registry, open_channel, timeout_seconds=1)
+    transfer = make(registry, open_channel, timeout_seconds=0.4)
     registry.renew(rollouts[0].entry)
     for attribute, code in (("fails_at", "refused"), ("hangs_at", "timeout")):
         setattr(rollouts[0], attribute, "join")
