@@ -37,7 +37,7 @@ smollm2: install
 
 # The unit tests alone.
 test-fast: install
-	$(BIN)/python -m pytest tests/unit -n 2 --dist loadfile
+	$(BIN)/python -m pytest tests/unit -n 2 --dist worksteal
 
 test: test-fast
 	$(BIN)/python -m pytest tests/integration -n 2 --no-loadscope-reorder --ignore tests/integration/test_dashboards_live.py

@@ -11,10 +11,13 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from services.common.config import RewardConfig
 from services.common.errors import InvalidData
+
+if TYPE_CHECKING:
+    # Not for the processes that are contained: it would double their start.
+    from services.common.config import RewardConfig
 
 # Linux, <linux/prctl.h> and <linux/landlock.h>.
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 4, 36, 38
@@ -54,7 +57,7 @@ class Containment:
     environment: list[str] = field(default_factory=list)
 
     @classmethod
-    def of(cls, config: RewardConfig) -> "Containment":
+    def of(cls, config: "RewardConfig") -> "Containment":
         return cls(config.scorer_memory_mib, config.scorer_user, list(config.scorer_environment))
 
     def variables(self, all_variables: Mapping[str, str]) -> dict[str, str]:

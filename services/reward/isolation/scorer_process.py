@@ -8,9 +8,9 @@ import os
 import socket
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NoReturn, get_args
 
-from services.common.config import ScorerConfig
 from services.common.errors import InvalidData
 from services.common.wire.text import readable
 from services.reward.isolation.frames import MAX_REASON, encode_outcome, read_frame, write_frame
@@ -18,7 +18,15 @@ from services.reward.scorers import load_scorer
 from services.reward.scorers.types import FailureCode, Scorer, ScorerFailure, is_deterministic
 
 
-def serve(channel: socket.socket, configs: Sequence[dict[str, Any]], missing: Sequence[str]) -> NoReturn:
+@dataclass(frozen=True)
+class Settings:
+    """A scorer's."""
+
+    name: str
+    options: dict[str, Any]
+
+
+def serve(channel: socket.socket, settings: Sequence[dict[str, Any]], missing: Sequence[str]) -> NoReturn:
     """Loads the scorers and says so, then answers one request after another until the service closes `channel`.
 
     `missing` are the measures of containment that this process has to do without.
@@ -29,7 +37,7 @@ def serve(channel: socket.socket, configs: Sequence[dict[str, Any]], missing: Se
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)
     try:
-        scorers = [load_scorer(ScorerConfig.model_validate(config)) for config in configs]
+        scorers = [load_scorer(Settings(**each)) for each in settings]
     except InvalidData as error:
         write_frame(channel, {"problem": [error.code, readable(error, MAX_REASON)]})
         os._exit(0)

@@ -98,7 +98,7 @@ class ScorerProcesses:
 
     def __init__(self, scorers: Sequence[ScorerConfig], containment: Containment) -> None:
         self._settings = {
-            "scorers": [scorer.model_dump(mode="json") for scorer in scorers],
+            "scorers": [scorer.model_dump(mode="json", include={"name", "options"}) for scorer in scorers],
             "preload": sorted({BUILT_IN[scorer.name] for scorer in scorers if scorer.name in BUILT_IN}),
             "memory_mib": containment.memory_mib,
             "user": containment.user,

@@ -6,9 +6,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from services.common.config import ScorerConfig
 from services.common.errors import InvalidData
-from services.reward.scorers.types import Scorer
+from services.reward.scorers.types import Scorer, ScorerSettings
 from services.reward.scorers.user import user_scorer
 
 # Each module has build(**options) -> Scorer.
@@ -28,34 +27,34 @@ def check_name(name: str) -> None:
     )
 
 
-def load_scorer(config: ScorerConfig) -> Scorer:
+def load_scorer(settings: ScorerSettings) -> Scorer:
     """Raises InvalidData: unknown_scorer, scorer_import or scorer_options."""
-    check_name(config.name)
-    if config.name in BUILT_IN:
-        return _build(config)
-    return user_scorer(_import_function(config.name), config)
+    check_name(settings.name)
+    if settings.name in BUILT_IN:
+        return _build(settings)
+    return user_scorer(_import_function(settings.name), settings)
 
 
-def labels(configs: Sequence[ScorerConfig]) -> list[str]:
+def labels(scorers: Sequence[ScorerSettings]) -> list[str]:
     """One name for each scorer: a name that comes again gets a number, as in regex, regex_2."""
     seen: dict[str, int] = {}
-    for config in configs:
-        seen[config.name] = seen.get(config.name, 0) + 1
+    for settings in scorers:
+        seen[settings.name] = seen.get(settings.name, 0) + 1
     taken: dict[str, int] = {}
     names = []
-    for config in configs:
-        taken[config.name] = number = taken.get(config.name, 0) + 1
-        names.append(config.name if number == 1 else f"{config.name}_{number}")
+    for settings in scorers:
+        taken[settings.name] = number = taken.get(settings.name, 0) + 1
+        names.append(settings.name if number == 1 else f"{settings.name}_{number}")
     return names
 
 
-def _build(config: ScorerConfig) -> Scorer:
-    build: Callable[..., Scorer] = importlib.import_module(BUILT_IN[config.name]).build
+def _build(settings: ScorerSettings) -> Scorer:
+    build: Callable[..., Scorer] = importlib.import_module(BUILT_IN[settings.name]).build
     try:
-        return build(**config.options)
+        return build(**settings.options)
     except ValidationError as error:
         problems = "; ".join(_sentence(problem) for problem in error.errors())
-        raise InvalidData("scorer_options", f"reward.scorers: options of {config.name}: {problems}") from error
+        raise InvalidData("scorer_options", f"reward.scorers: options of {settings.name}: {problems}") from error
 
 
 def _sentence(problem: Any) -> str:

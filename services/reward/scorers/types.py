@@ -7,7 +7,7 @@ component   one scorer's value; the raw reward is the weighted sum of the compon
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 # scorer_timeout      killed after reward.timeout_seconds
 # scorer_error        it raised, or returned something other than a number or a ScorerFailure
@@ -27,6 +27,16 @@ class ScorerFailure:
     reason: str
     code: FailureCode = "scorer_error"
     retryable: bool = True
+
+
+class ScorerSettings(Protocol):
+    """A ScorerConfig, or as much of it in a scorer process, whose start would take twice as long with all of it."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def options(self) -> dict[str, Any]: ...
 
 
 Metadata = Mapping[str, Any]

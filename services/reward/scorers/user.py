@@ -7,20 +7,19 @@ from decimal import Decimal
 from functools import partial
 from typing import Any
 
-from services.common.config import ScorerConfig
 from services.common.errors import InvalidData
-from services.reward.scorers.types import Metadata, Scorer, deterministic, is_deterministic
+from services.reward.scorers.types import Metadata, Scorer, ScorerSettings, deterministic, is_deterministic
 
 PARAMETERS = ("prompt", "completion", "metadata")
 
 
-def user_scorer(function: Callable[..., Any], config: ScorerConfig) -> Scorer:
+def user_scorer(function: Callable[..., Any], settings: ScorerSettings) -> Scorer:
     """Calls `function` with (prompt, completion, metadata) and the options, and awaits what has to be awaited.
 
     Raises InvalidData("scorer_options") for a function that cannot be called so.
     """
-    _check_signature(function, config)
-    bound = partial(function, **config.options)
+    _check_signature(function, settings)
+    bound = partial(function, **settings.options)
     # One event loop for all samples of a process: clients that a scorer keeps between calls belong to their loop.
     runner = asyncio.Runner()
 
@@ -32,33 +31,34 @@ def user_scorer(function: Callable[..., Any], config: ScorerConfig) -> Scorer:
     return deterministic(scorer) if is_deterministic(function) else scorer
 
 
-def _check_signature(function: Callable[..., Any], config: ScorerConfig) -> None:
+def _check_signature(function: Callable[..., Any], settings: ScorerSettings) -> None:
     expected = f"({', '.join(PARAMETERS)}) and options as keywords"
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError) as error:
-        raise _unusable(config, f"expected a function with the parameters {expected}: it has no signature") from error
+        raise _unusable(settings, f"expected a function with the parameters {expected}: it has no signature") from error
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-        raise _unusable(config, "expected a function that returns a number: it is a generator")
+        raise _unusable(settings, "expected a function that returns a number: it is a generator")
     try:
-        bound = signature.bind(*PARAMETERS, **config.options)
+        bound = signature.bind(*PARAMETERS, **settings.options)
     except TypeError as error:
         raise _unusable(
-            config,
-            f"expected a function with the parameters {expected}; options are {sorted(config.options)} ({error})",
+            settings,
+            f"expected a function with the parameters {expected}; options are {sorted(settings.options)} ({error})",
         ) from error
     for name, value in bound.arguments.items():
         parameter = signature.parameters[name]
         positional = parameter.kind in {parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD}
         # The value is the name that is expected there; one that is not used may begin with an underscore.
-        if positional and value in PARAMETERS and name not in config.options and name.lstrip("_") != value:
+        if positional and value in PARAMETERS and name not in settings.options and name.lstrip("_") != value:
             raise _unusable(
-                config, f"its parameters are {signature}, expected {expected}: where {value} is expected stands {name}"
+                settings,
+                f"its parameters are {signature}, expected {expected}: where {value} is expected stands {name}",
             )
 
 
-def _unusable(config: ScorerConfig, problem: str) -> InvalidData:
-    return InvalidData("scorer_options", f"reward.scorers: {config.name} cannot be used: {problem}")
+def _unusable(settings: ScorerSettings, problem: str) -> InvalidData:
+    return InvalidData("scorer_options", f"reward.scorers: {settings.name} cannot be used: {problem}")
 
 
 async def _awaited(value: Awaitable[Any]) -> Any:

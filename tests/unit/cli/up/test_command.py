@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from services.cli.app import app
 from services.cli.shared.output import say
-from services.cli.up import command
+from services.cli.up import command, report
 from services.cli.up.run_lock import run_lock
 from services.cli.up.supervisor import RunFailed
 from services.common.exit_codes import GAVE_UP
@@ -53,6 +53,12 @@ class Supervised:
 
     def stop(self, _) -> None:
         return
+
+
+@pytest.fixture(autouse=True)
+def _blank_picture(monkeypatch):
+    """Drawing one takes most of a second."""
+    monkeypatch.setattr(command, "plot", lambda _, path: path.touch())
 
 
 @pytest.fixture
@@ -187,7 +193,8 @@ def test_steps_after_the_newest_checkpoint_are_not_promised(config_file, run, su
     assert "holds step 2; steps 3 to 5 will be trained again" in up(config_file).output
 
 
-def test_a_plot_that_cannot_be_written_is_a_sentence(config_file, run, supervised):
+def test_a_plot_that_cannot_be_written_is_a_sentence(config_file, run, supervised, monkeypatch):
+    monkeypatch.setattr(command, "plot", report.plot)
     train(run)
     (run / "plot.png").mkdir()
     ended = up(config_file)
