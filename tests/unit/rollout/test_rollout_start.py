@@ -5,7 +5,7 @@ import json
 import pytest
 import yaml
 
-from tests.support.warm_module import WarmModule
+from tests.support.warm_process import WarmProcess
 
 TREE = {
     "run": {"name": "start"},
@@ -17,7 +17,7 @@ TREE = {
 
 @pytest.fixture(scope="module")
 def rollout():
-    with WarmModule("services.rollout") as rollout:
+    with WarmProcess("services.rollout") as rollout:
         yield rollout
 
 
@@ -37,7 +37,7 @@ def test_a_model_that_is_not_there_is_refused(rollout, tmp_path, files, words):
     if files == []:
         model.mkdir()
     (tmp_path / "run.yaml").write_text(yaml.safe_dump({**TREE, "model": {"path": str(model)}}), encoding="utf-8")
-    ended = rollout.run("--config", str(tmp_path / "run.yaml"))
+    ended = rollout.run("services.rollout", "--config", str(tmp_path / "run.yaml"))
     assert ended.returncode == 2, ended.stderr
     reason = json.loads(ended.stderr.splitlines()[-1])["reason"]
     assert reason.startswith(f"model.path is {str(model)!r}")

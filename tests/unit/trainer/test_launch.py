@@ -3,7 +3,6 @@
 import pytest
 
 from services.common.exit_codes import CONFIGURATION, FAILED, FINISHED, GAVE_UP
-from tests.support.warm_module import WarmModule
 
 RANK = """
 import os, sys, time
@@ -17,17 +16,11 @@ sys.exit(status)
 """
 
 
-@pytest.fixture(scope="module")
-def launch():
-    with WarmModule("services.trainer.launch") as launch:
-        yield launch
-
-
 @pytest.mark.parametrize(("status", "starts"), [(FINISHED, 1), (FAILED, 2), (CONFIGURATION, 1), (GAVE_UP, 1)], ids=str)
-def test_what_no_restart_mends_is_not_started_again_and_can_be_told(launch, tmp_path, status, starts):
+def test_what_no_restart_mends_is_not_started_again_and_can_be_told(warm_process, tmp_path, status, starts):
     script = tmp_path / "rank.py"
     script.write_text(RANK, encoding="utf-8")
     options = ["--standalone", "--nproc-per-node=2", "--max-restarts=1", "--monitor-interval=0.1"]
-    ended = launch.run(*options, str(script), str(tmp_path), str(status))
+    ended = warm_process.run("services.trainer.launch", *options, str(script), str(tmp_path), str(status))
     assert ended.returncode == status, ended.stderr
     assert (tmp_path / "0").read_text() == "x" * starts

@@ -6,13 +6,6 @@ import pytest
 import yaml
 
 from tests.support.small_tokenizers import small_tokenizer
-from tests.support.warm_module import WarmModule
-
-
-@pytest.fixture(scope="module")
-def trainer():
-    with WarmModule("services.trainer", "transformers.models.auto.tokenization_auto") as trainer:
-        yield trainer
 
 
 @pytest.fixture
@@ -41,12 +34,14 @@ def tree(tmp_path):
         ('{"prompt": "a"}\n' * 2, {"model": {"path": "/no/such"}}, "model.path is '/no/such'"),
     ],
 )
-def test_data_that_cannot_be_used_are_refused_before_a_model_is_loaded(trainer, tree, tmp_path, text, change, words):
+def test_data_that_cannot_be_used_are_refused_before_a_model_is_loaded(
+    warm_process, tree, tmp_path, text, change, words
+):
     if text is not None:
         (tmp_path / "train.jsonl").write_text(text, encoding="utf-8")
     for section, values in change.items():
         tree[section].update(values)
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(tree), encoding="utf-8")
-    ended = trainer.run("--config", str(tmp_path / "run.yaml"))
+    ended = warm_process.run("services.trainer", "--config", str(tmp_path / "run.yaml"))
     assert ended.returncode == 2, ended.stderr
     assert words in json.loads(ended.stderr.splitlines()[-1])["reason"]

@@ -2,8 +2,6 @@
 
 import json
 import signal
-import subprocess
-import sys
 
 import pytest
 from trivet.v1 import step_pb2
@@ -33,9 +31,9 @@ def is_refused(deaths, request):
     return False
 
 
-def test_a_trainer_that_is_killed_in_a_step_leaves_its_pair_out_after_the_limit(tmp_path):
-    command = [sys.executable, "-m", "tests.support.dying_trainer", str(tmp_path), "3", "2"]
-    ended = subprocess.run(command, capture_output=True, text=True, check=True)
+def test_a_trainer_that_is_killed_in_a_step_leaves_its_pair_out_after_the_limit(warm_process, tmp_path):
+    ended = warm_process.run("tests.support.dying_trainer", str(tmp_path), "3", "2")
+    assert ended.returncode == 0, ended.stderr
     assert json.loads(ended.stdout.splitlines()[-1]) == [signal.SIGKILL, signal.SIGKILL, 0], ended.stderr
     steps = RunLog(tmp_path / "dying").steps()
     assert [entry["step"] for entry in steps] == [1, 2, 3]
