@@ -8,7 +8,8 @@ import pytest
 
 from tests.containers.deployment import ROOT, RUN, SERVICES, Deployment
 
-pytestmark = pytest.mark.timeout(900)
+# The first one waits for all images.
+pytestmark = pytest.mark.timeout(2400)
 
 START_SECONDS, RECOVER_SECONDS, TRAIN_SECONDS = 300, 240, 600
 # Enough for the quickstart's accuracy.
