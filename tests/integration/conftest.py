@@ -6,7 +6,7 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 from tests.support.leftovers import Leftovers
-from tests.support.ranks import make_models, run_workers
+from tests.support.trainer.ranks import make_models, run_workers
 
 # Begins first: what takes longest.
 FIRST = ("system", "up", "ranks", "sampler", "test_two_nodes")

@@ -21,7 +21,7 @@ from services.trainer.engine import zero_state
 from services.trainer.engine.deepspeed_engine import DeepSpeedEngine, open_engine
 from services.trainer.engine.protocol import PolicyOutput
 from services.trainer.update.policy_update import PolicyUpdater
-from tests.support.deepspeed_ranks import (
+from tests.support.trainer.deepspeed_ranks import (
     LEARNING_RATE,
     configuration,
     digest_follows_every_bit,

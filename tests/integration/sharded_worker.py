@@ -15,7 +15,7 @@ from services.trainer.batch.packing import pack
 from services.trainer.engine.zero_sharding import ZeroSharding
 from services.trainer.model.policy import Policy, load_policy
 from services.trainer.update.reference import Reference, load_reference
-from tests.support.model_families import make_samples
+from tests.support.trainer.model_families import make_samples
 
 
 def configuration(model: Path, dtype: str) -> Config:

@@ -12,9 +12,9 @@ from prometheus_client import CollectorRegistry, start_http_server
 from services.common.serving.exposition import RunLabel
 from services.common.serving.gpu_metrics import GpuCollector, GpuReading
 from services.trainer.metrics.step_gauges import EVALUATION_GAUGES, STEP_GAUGES, StepGauge, StepMetricCollector
-from tests.support.prometheus_server import PrometheusServer
-from tests.support.quickstart_run import quickstart_tree
-from tests.support.running_system import System
+from tests.support.deploy.prometheus_server import PrometheusServer
+from tests.support.runs.quickstart_run import quickstart_tree
+from tests.support.runs.running_system import System
 
 ROOT = Path(__file__).parents[2]
 VARIABLES = {"$run": "system", "$instance": ".*", "$__rate_interval": "20s"}

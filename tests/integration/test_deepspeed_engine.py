@@ -14,8 +14,8 @@ from services.trainer.batch.packing import pack
 from services.trainer.model.policy import load_policy
 from services.trainer.update.policy_update import PolicyUpdater
 from tests.integration import deepspeed_worker as worker
-from tests.support import deepspeed_ranks as ranks
-from tests.support.plain_engine import DescentEngine
+from tests.support.trainer import deepspeed_ranks as ranks
+from tests.support.trainer.plain_engine import DescentEngine
 
 # The first test waits for both runs of the worker.
 pytestmark = pytest.mark.timeout(600)

@@ -15,7 +15,7 @@ from trivet.v1 import rollout_pb2, rollout_pb2_grpc
 
 from services.common.config import RedisConfig, WeightsConfig
 from services.common.transport.rollout_registry import RolloutRegistry
-from tests.support.vllm_models import configuration, make_model
+from tests.support.rollout.vllm_models import configuration, make_model
 
 ROOT = Path(__file__).parents[2]
 START_SECONDS = 60
@@ -56,7 +56,7 @@ def test_a_vllm_that_does_not_start_ends_the_rollout_with_its_own_reason_first(r
 
 
 def test_a_rollout_that_runs_is_registered_and_one_that_ended_is_not(registry, redis_url, tmp_path):
-    process = start(redis_url, tmp_path, tmp_path / "model", "tests.support.rollout_process")
+    process = start(redis_url, tmp_path, tmp_path / "model", "tests.support.rollout.process")
     try:
         deadline = time.monotonic() + START_SECONDS
         while not (found := registry.alive()):

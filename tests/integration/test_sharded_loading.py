@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.ranks import FAMILIES
+from tests.support.trainer.ranks import FAMILIES
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.support.ranks import SENT
+from tests.support.trainer.ranks import SENT
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -19,9 +19,9 @@ import yaml
 
 from services.common.run_files.run_log import RunLog
 from services.trainer.checkpoint.directory import Checkpoints
-from tests.support import chart_engine as chart
+from tests.support.deploy import chart_engine as chart
 from tests.support.leftovers import family, kill
-from tests.support.quickstart_run import quickstart_tree
+from tests.support.runs.quickstart_run import quickstart_tree
 
 pytestmark = pytest.mark.timeout(300)
 

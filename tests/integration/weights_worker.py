@@ -19,7 +19,7 @@ from services.trainer.weights.channels import BroadcastChannel
 from services.trainer.weights.publish import Publication, Publisher, Release
 from services.trainer.weights.transfer import WeightTransfer
 from tests.integration.sharded_worker import configuration
-from tests.support.rollout_stub import Rollout
+from tests.support.rollout.stub import Rollout
 
 BUFFER_BYTES = 5000
 

@@ -9,8 +9,8 @@ from jaxtyping import TypeCheckError
 
 from services.trainer.objective import token_log_ratio
 from services.trainer.objective.segments import segment_sum
-from tests.support.objective_batches import step
 from tests.support.shapes import CHECKED, unchecked
+from tests.support.trainer.objective_batches import step
 
 
 @pytest.mark.parametrize("module", CHECKED)

@@ -10,7 +10,7 @@ import pytest_asyncio
 from services.common.config import Config, WeightsConfig
 from services.common.transport.weight_feed import describe_weights
 from services.rollout.vllm_engine.environment import set_defaults
-from tests.support.vllm_models import configuration, make_model
+from tests.support.rollout.vllm_models import configuration, make_model
 
 SESSION = {"scope": "session", "loop_scope": "session"}
 WHOLE_PROMPTS = {"enable_chunked_prefill": False, "max_num_batched_tokens": 2048}
@@ -28,7 +28,9 @@ async def launched(config: Config, transfer: str):
     from services.rollout.vllm_engine.engine import VllmEngine
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("services.rollout.vllm_engine.arguments.EXTENSION", "tests.support.cpu_transfer.Extension")
+        patch.setattr(
+            "services.rollout.vllm_engine.arguments.EXTENSION", "tests.support.rollout.cpu_transfer.Extension"
+        )
         engine = VllmEngine(config.model_copy(update={"weights": WeightsConfig(transfer=transfer)}), seed=7)
         await engine.launch()
         try:

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from trivet.v1 import sample_pb2
 
 from services.common.transport.weight_feed import describe_weights
-from tests.support.vllm_models import (
+from tests.support.rollout.vllm_models import (
     LAYERS,
     LONG,
     PROMPT,
@@ -23,7 +23,7 @@ from tests.support.vllm_models import (
     ids,
     is_version,
 )
-from tests.support.vllm_reference import expected_logprobs, forward, is_top, nucleus
+from tests.support.rollout.vllm_reference import expected_logprobs, forward, is_top, nucleus
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

@@ -11,8 +11,8 @@ from safetensors.torch import load_file, save_file
 
 from services.common.transport.weight_feed import describe_weights
 from services.rollout.engine.protocol import EngineFailed, LoadFailed
-from tests.support.vllm_models import LONG, PROMPT, TOP_K, TOP_KP, begun, ids, is_version
-from tests.support.vllm_reference import expected_logprobs, forward, is_top
+from tests.support.rollout.vllm_models import LONG, PROMPT, TOP_K, TOP_KP, begun, ids, is_version
+from tests.support.rollout.vllm_reference import expected_logprobs, forward, is_top
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

@@ -15,9 +15,9 @@ from services.rollout.weights.registration import Registration
 from services.trainer.export.tensors import WeightSource
 from services.trainer.weights.channels import BroadcastChannel, BufferChannel
 from services.trainer.weights.transfer import WeightTransfer
-from tests.support import cpu_transfer
-from tests.support.rollout_system import serving
-from tests.support.vllm_models import LONG, PROMPT, TOP_K, begun, ids, is_version
+from tests.support.rollout import cpu_transfer
+from tests.support.rollout.system import serving
+from tests.support.rollout.vllm_models import LONG, PROMPT, TOP_K, begun, ids, is_version
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.disturbed_run import Finished, disturb, disturbable
+from tests.support.runs.disturbed_run import Finished, disturb, disturbable
 
 
 @pytest.fixture(scope="session")

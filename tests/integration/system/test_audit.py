@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from services.common.run_files.audit_report import AuditReport
-from tests.support.disturbed_run import TOKEN, Finished
-from tests.support.quickstart_run import quickstart_tree
+from tests.support.runs.disturbed_run import TOKEN, Finished
+from tests.support.runs.quickstart_run import quickstart_tree
 
 TRUNCATING = {"group_size": 8, "temperature": 1.0, "top_k": 0, "top_p": 0.8, "max_tokens": 16}
 

@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 
 from services.common.transport.dead_letters import DeadLetters
-from tests.support.disturbed_run import GROUPS, SIZE, STEPS, THEN
+from tests.support.runs.disturbed_run import GROUPS, SIZE, STEPS, THEN
 
 
 def test_every_issued_prompt_is_trained_exactly_once(finished):

@@ -1,6 +1,6 @@
 """The newest checkpoint is damaged and the configuration changes while the trainer is away: the run resumes."""
 
-from tests.support.disturbed_run import GROUPS, STEPS, THEN
+from tests.support.runs.disturbed_run import GROUPS, STEPS, THEN
 
 
 def test_it_resumes_from_the_checkpoint_before_and_keeps_the_damaged_one(finished):

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.interrupted_run import Run, interrupt_and_resume, write_configuration
+from tests.support.runs.interrupted_run import Run, interrupt_and_resume, write_configuration
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ import pytest
 from services.common.run_files.compare_report import CompareReport
 from services.common.run_files.recorded_steps import recorded_steps
 from services.common.run_files.rerun_report import RerunReport
-from tests.support.interrupted_run import STEPS, Run
+from tests.support.runs.interrupted_run import STEPS, Run
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -7,8 +7,8 @@ import yaml
 
 from services.common.run_files.run_log import RunLog
 from services.trainer.checkpoint.directory import Checkpoints
-from tests.support.interrupted_run import GROUPS, RATE, STEPS, ended, up
-from tests.support.quickstart_run import quickstart_tree
+from tests.support.runs.interrupted_run import GROUPS, RATE, STEPS, ended, up
+from tests.support.runs.quickstart_run import quickstart_tree
 
 # The first test that asks for the run waits for all of it.
 pytestmark = pytest.mark.timeout(600)

@@ -11,8 +11,8 @@ from jsonschema import ValidationError as JsonSchemaError
 from pydantic import ValidationError
 
 from services.common.config import load_config
-from tests.support import chart_engine as engine
-from tests.support.chart_engine import CHART, KUBERNETES, PRESETS, ROOT, preset, render
+from tests.support.deploy import chart_engine as engine
+from tests.support.deploy.chart_engine import CHART, KUBERNETES, PRESETS, ROOT, preset, render
 
 VARIANTS = {
     "keda for both, not to zero": (

@@ -12,8 +12,8 @@ import pytest
 
 from services.common.config import Config
 from services.common.serving.arguments import parse_service_arguments
-from tests.support import chart_engine as engine
-from tests.support.chart_engine import PRESETS, SERVICES, Document, preset, render
+from tests.support.deploy import chart_engine as engine
+from tests.support.deploy.chart_engine import PRESETS, SERVICES, Document, preset, render
 
 CONTAINER_PATHS = "/etc/trivet"
 CPU_ON_THREE_NODES = (

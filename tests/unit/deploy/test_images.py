@@ -11,8 +11,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from services import __version__
-from tests.support.compose_file import BOUGHT, DEPLOY, FILES, OWN, ROOT, program, services
-from tests.support.image_lists import LEFT_OUT, closure, foreign_modules, lists, pins, wanted
+from tests.support.deploy.compose_file import BOUGHT, DEPLOY, FILES, OWN, ROOT, program, services
+from tests.support.deploy.image_lists import LEFT_OUT, closure, foreign_modules, lists, pins, wanted
 
 DOCKERFILES = sorted((DEPLOY / "docker").glob("*Dockerfile"))
 LISTS = ("reward", "rollout", "rollout-cpu", "trainer")

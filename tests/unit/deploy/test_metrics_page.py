@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import REGISTRY
 
-from tests.support.metric_tables import MetricRow, sections
+from tests.support.deploy.metric_tables import MetricRow, sections
 
 PAGE = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text(encoding="utf-8")
 SECTIONS = sections()

@@ -107,7 +107,7 @@ async def test_good_groups_arrive_scored_exactly_once_and_bad_ones_in_the_dead_l
 
 async def test_a_failing_scorer_ends_in_the_dead_letters_and_never_in_a_zero(run):
     run.submit("g", ["12", "21"])
-    async with working(run, "tests.support.reward_test_scorers:raises"):
+    async with working(run, "tests.support.reward.scorers:raises"):
         await run.until(lambda: run.samples.depth() == 0)
     assert run.scored_ids() == []
     letter = run.dead()["g"]
@@ -119,12 +119,12 @@ async def test_what_a_scorer_makes_of_a_completion_costs_its_own_group_only(run)
     """A lone surrogate in a reason ended the service; so did a number that no float holds."""
     for number, completion in enumerate([r'{"answer": "\ud800"}', r'{"answer": "\u001b[2J"}', '{"answer": "plain"}']):
         run.submit(f"raises-{number}", [completion])
-    async with working(run, "tests.support.reward_evil_scorers:raises_answer"):
+    async with working(run, "tests.support.reward.evil_scorers:raises_answer"):
         await run.until(lambda: run.samples.depth() == 0)
     outcomes = ["huge int", "huge fraction", "abort", "enormous", "unreadable error", "surrogate failure", "fine"]
     for name in outcomes:
         run.submit(name, [name])
-    async with working(run, "tests.support.reward_evil_scorers:outcome"):
+    async with working(run, "tests.support.reward.evil_scorers:outcome"):
         await run.until(lambda: run.samples.depth() == 0)
     assert run.scored_ids() == ["fine"]
     dead = run.dead()
@@ -139,7 +139,7 @@ async def test_a_hanging_sample_costs_its_own_group_only(run):
     run.submit("hangs", ["fine", "hang"])
     for number in range(5):
         run.submit(f"fine-{number}", ["fine", "fine"])
-    async with working(run, "tests.support.reward_test_scorers:endless_when_asked", timeout_seconds=0.3, retries=0):
+    async with working(run, "tests.support.reward.scorers:endless_when_asked", timeout_seconds=0.3, retries=0):
         await run.until(lambda: run.samples.depth() == 0)
     assert sorted(run.scored_ids()) == [f"fine-{number}" for number in range(5)]
     assert run.dead()["hangs"].code == "scorer_timeout"

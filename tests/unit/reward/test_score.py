@@ -13,7 +13,7 @@ from services.reward.score import GroupScorer, combine
 from services.reward.scorers.types import ScorerFailure
 from services.reward.stats import RewardStats
 
-FLAKY = "tests.support.reward_test_scorers:flaky"
+FLAKY = "tests.support.reward.scorers:flaky"
 
 
 def make_group(texts, metadata=None, purpose=sample_pb2.PURPOSE_TRAIN):
@@ -31,7 +31,7 @@ class Scoring:
     def __init__(self, *scorers, **options):
         self.config = RewardConfig(
             scorers=[
-                {**scorer, "name": f"tests.support.reward_test_scorers:{scorer['name'][1:]}"}
+                {**scorer, "name": f"tests.support.reward.scorers:{scorer['name'][1:]}"}
                 if scorer["name"].startswith(":")
                 else scorer
                 for scorer in ({"name": s} if isinstance(s, str) else s for s in scorers)
@@ -80,7 +80,7 @@ async def test_one_sample_without_a_score_fails_the_group_and_is_named():
         outcome = await scoring.score("12", "die", answer="12")
         assert isinstance(outcome, reward_pb2.ScoreFailure)
         assert outcome.code == "scorer_crash"
-        assert outcome.scorer == "tests.support.reward_test_scorers:dies_when_asked"
+        assert outcome.scorer == "tests.support.reward.scorers:dies_when_asked"
         assert outcome.sample_id == "g1/0/1"
         assert (scoring.stats.groups, scoring.stats.failures) == (0, 1)
 
@@ -118,7 +118,7 @@ async def test_what_cannot_get_better_is_not_tried_again():
     ],
 )
 async def test_a_failure_is_tried_again_where_that_may_help(open_path, name, code, calls):
-    scorer = f"tests.support.reward_evil_scorers:{name}"
+    scorer = f"tests.support.reward.evil_scorers:{name}"
     async with Scoring(scorer, timeout_seconds=0.5, retries=5) as scoring:
         outcome = await scoring.score("12", calls=str(open_path / "calls"))
         assert (outcome.code, outcome.scorer) == (code, scorer)

@@ -71,7 +71,7 @@ async def test_a_bad_group_is_an_invalid_argument(stub):
     assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
 
 
-@pytest.mark.parametrize("stub", ["tests.support.reward_evil_scorers:outcome"], indirect=True)
+@pytest.mark.parametrize("stub", ["tests.support.reward.evil_scorers:outcome"], indirect=True)
 async def test_whatever_a_scorer_does_is_answered(stub):
     for name, code in [("surrogate", "scorer_error"), ("huge int", "reward_not_finite"), ("abort", "scorer_crash")]:
         response = await stub.Score(reward_pb2.ScoreRequest(group=group(name)), timeout=10)
@@ -86,7 +86,7 @@ async def test_a_refusal_fits_into_a_header(stub):
     assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
 
 
-@pytest.mark.parametrize("stub", ["tests.support.reward_test_scorers:meets"], indirect=True)
+@pytest.mark.parametrize("stub", ["tests.support.reward.scorers:meets"], indirect=True)
 async def test_calls_beyond_the_limit_are_refused(stub, open_path):
     done = open_path / "done"
     metadata = {"me": str(open_path / "begun"), "other": str(done)}
@@ -162,8 +162,8 @@ def test_the_service_scores_from_redis_and_stops_within_five_seconds(tmp_path, r
     [
         ("exact_mach", "name is 'exact_mach', expected one of ['exact_match'"),
         (
-            "tests.support.reward_test_scorers:absent",
-            "module tests.support.reward_test_scorers has no function 'absent'",
+            "tests.support.reward.scorers:absent",
+            "module tests.support.reward.scorers has no function 'absent'",
         ),
     ],
 )

@@ -10,7 +10,7 @@ from services.common.errors import InvalidData
 from services.common.transport.dead_letters import FIELD, parse_entry
 from services.common.wire.group import sample_id
 from services.rollout.groups.admission import check_prompt
-from tests.support.rollout_fakes import FakeEngine, make_prompt
+from tests.support.rollout.fakes import FakeEngine, make_prompt
 
 SOUND = make_prompt(text="1 2 3", metadata_json="{}", prompt_id="7").SerializeToString()
 UINT32, UINT64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)

@@ -17,7 +17,7 @@ from services.common.transport.outages import Outages
 from services.common.transport.weight_feed import WeightFeed
 from services.rollout.__main__ import Rollout
 from tests.support.broker import Broker
-from tests.support.rollout_fakes import FakeEngine, make_prompt
+from tests.support.rollout.fakes import FakeEngine, make_prompt
 
 pytestmark = pytest.mark.timeout(120)
 

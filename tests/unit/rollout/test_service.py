@@ -14,7 +14,7 @@ from services.rollout.engine.protocol import EngineFailed, LoadFailed
 from services.rollout.groups.sampler import GroupSampler
 from services.rollout.service import GRPC_NAME, RolloutServicer
 from services.rollout.weights.follower import WeightFollower
-from tests.support.rollout_fakes import FakeEngine, make_prompt
+from tests.support.rollout.fakes import FakeEngine, make_prompt
 
 pytestmark = pytest.mark.timeout(60)
 

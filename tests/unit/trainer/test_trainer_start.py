@@ -5,7 +5,7 @@ import json
 import pytest
 import yaml
 
-from tests.support.small_tokenizers import small_tokenizer
+from tests.support.trainer.small_tokenizers import small_tokenizer
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from services.trainer.recording.recorder import Recorder
 from services.trainer.steps.source import Order
 from services.trainer.steps.status import Controls, Status
 from services.trainer.update.open import open_updater
-from tests.support.recorded_run import SavingEngine, configuration, make_base, make_order
+from tests.support.trainer.recorded_run import SavingEngine, configuration, make_base, make_order
 
 STEPS = 6
 

@@ -15,7 +15,7 @@ import yaml
 from services.cli.shared.processes import free_port
 from services.common.exit_codes import FAILED
 from tests.support.leftovers import Leftovers
-from tests.support.small_run import DIRECTORY, MODE, fork_context, up
+from tests.support.runs.small_run import DIRECTORY, MODE, fork_context, up
 
 PATIENCE_SECONDS = 60.0
 STOPPED = 130

@@ -13,11 +13,11 @@ import pytest
 from services.common.config import RewardConfig
 from services.common.errors import InvalidData
 from services.reward.isolation.containment import Containment, User, contain, find_user
-from tests.support.reward_evil_scorers import REACHES as REACHED_FOR
-from tests.support.reward_pools import OpenPool, eventually, is_alive
+from tests.support.reward.evil_scorers import REACHES as REACHED_FOR
+from tests.support.reward.pools import OpenPool, eventually, is_alive
 
 ALLOCATES, DAEMON, FAMILY, REACHES, RUNNER = (
-    f"tests.support.reward_evil_scorers:{name}" for name in ("allocates", "daemon", "family", "reaches", "runner")
+    f"tests.support.reward.evil_scorers:{name}" for name in ("allocates", "daemon", "family", "reaches", "runner")
 )
 
 

@@ -8,9 +8,9 @@ import pytest_asyncio
 from trivet.v1 import sample_pb2
 
 from services.reward.scorers.types import ScorerFailure
-from tests.support.reward_pools import OpenPool
+from tests.support.reward.pools import OpenPool
 
-SCORER = "tests.support.reward_evil_scorers:outcome"
+SCORER = "tests.support.reward.evil_scorers:outcome"
 
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

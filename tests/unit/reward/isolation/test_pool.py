@@ -12,7 +12,7 @@ from services.common.config import ScorerConfig
 from services.common.errors import InvalidData, Unavailable
 from services.reward.isolation.pool import ScorerPool
 from services.reward.scorers.types import ScorerFailure
-from tests.support.reward_pools import OpenPool, eventually, is_alive
+from tests.support.reward.pools import OpenPool, eventually, is_alive
 
 SHARED_LOOP = pytest.mark.asyncio(loop_scope="module")
 
@@ -157,7 +157,7 @@ def test_an_unknown_scorer_is_refused_before_any_process_starts():
 
 
 async def test_a_scorer_that_does_not_load_is_refused_at_the_start():
-    pool = ScorerPool([ScorerConfig(name="tests.support.reward_test_scorers:absent")], workers=1, timeout_seconds=1.0)
+    pool = ScorerPool([ScorerConfig(name="tests.support.reward.scorers:absent")], workers=1, timeout_seconds=1.0)
     with pytest.raises(InvalidData, match="no function 'absent'") as caught:
         await pool.start()
     assert caught.value.code == "unknown_scorer"

@@ -249,8 +249,8 @@ def test_garbage_is_wrong(name, options, metadata, completion):
 
 def test_built_in_scorers_may_be_cached_and_others_only_when_marked():
     assert is_deterministic(scorer("exact_match"))
-    assert not is_deterministic(scorer("tests.support.reward_test_scorers:length"))
-    assert is_deterministic(scorer("tests.support.reward_test_scorers:counted"))
+    assert not is_deterministic(scorer("tests.support.reward.scorers:length"))
+    assert is_deterministic(scorer("tests.support.reward.scorers:counted"))
 
 
 @pytest.mark.parametrize(
@@ -269,7 +269,7 @@ def test_built_in_scorers_may_be_cached_and_others_only_when_marked():
 )
 def test_numbers_of_every_kind_count_like_pythons_and_coroutines_are_awaited(name, expected):
     """Twice: what the second awaits for belongs to the same event loop."""
-    loaded = scorer(f"tests.support.reward_test_scorers:{name}")
+    loaded = scorer(f"tests.support.reward.scorers:{name}")
     for _ in range(2):
         value = loaded("", "", {})
         assert value == expected
@@ -278,7 +278,7 @@ def test_numbers_of_every_kind_count_like_pythons_and_coroutines_are_awaited(nam
 
 
 def test_several_numbers_are_no_reward():
-    assert not isinstance(scorer("tests.support.reward_test_scorers:numpy_array")("", "", {}), numbers.Real)
+    assert not isinstance(scorer("tests.support.reward.scorers:numpy_array")("", "", {}), numbers.Real)
 
 
 def test_the_readmes_scorer_scores_every_completion(tmp_path, monkeypatch):
@@ -306,17 +306,17 @@ def test_the_readmes_scorer_scores_every_completion(tmp_path, monkeypatch):
 )
 def test_a_signature_that_is_not_a_scorers_is_refused_as_it_is_loaded(name, words):
     with pytest.raises(InvalidData, match=re.escape(words)) as caught:
-        scorer(f"tests.support.reward_test_scorers:{name}")
+        scorer(f"tests.support.reward.scorers:{name}")
     assert caught.value.code == "scorer_options"
     assert name in str(caught.value)
 
 
 def test_parameters_that_are_not_used_may_say_so():
-    assert scorer("tests.support.reward_test_scorers:unused")("", "four", {}) == 4.0
+    assert scorer("tests.support.reward.scorers:unused")("", "four", {}) == 4.0
 
 
 def test_import_path_with_options():
-    assert scorer("tests.support.reward_test_scorers:length", scale=0.5)("", "four", {}) == 2.0
+    assert scorer("tests.support.reward.scorers:length", scale=0.5)("", "four", {}) == 2.0
 
 
 @pytest.mark.parametrize(
@@ -324,8 +324,8 @@ def test_import_path_with_options():
     [
         ("exact_mach", {}, "unknown_scorer", "exact_match"),
         ("no.such.module:score", {}, "unknown_scorer", "no.such.module"),
-        ("tests.support.reward_test_scorers:no_such", {}, "unknown_scorer", "no_such"),
-        ("tests.support.reward_test_scorers:length", {"scle": 2}, "scorer_options", "scle"),
+        ("tests.support.reward.scorers:no_such", {}, "unknown_scorer", "no_such"),
+        ("tests.support.reward.scorers:length", {"scle": 2}, "scorer_options", "scle"),
         ("exact_match", {"stripp": True}, "scorer_options", "stripp is not a known option"),
         ("numeric", {"absolute_tolerance": -1}, "scorer_options", "absolute_tolerance is -1"),
         ("regex", {"pattern": "("}, "scorer_options", "pattern is '('"),

@@ -5,7 +5,7 @@ from services.common.config import SamplingConfig
 from services.common.errors import InvalidData
 from services.rollout.groups.admission import check_prompt, is_captured
 from services.rollout.vllm_engine.limits import truncates
-from tests.support.rollout_fakes import FakeEngine, make_prompt
+from tests.support.rollout.fakes import FakeEngine, make_prompt
 
 
 def sampling(**changes):

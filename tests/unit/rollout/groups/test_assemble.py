@@ -8,7 +8,7 @@ from services.common.errors import InvalidData
 from services.common.wire.replay_data import decode_replay
 from services.rollout.engine.protocol import WeightSpan
 from services.rollout.groups.assemble import assemble, sample_ids, store_replays
-from tests.support.rollout_fakes import make_prompt, make_sample
+from tests.support.rollout.fakes import make_prompt, make_sample
 
 OLD = weights_pb2.WeightVersion(version=3, fingerprint="aa")
 

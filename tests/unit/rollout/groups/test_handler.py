@@ -18,7 +18,7 @@ from services.rollout.engine.protocol import EngineFailed, LoadFailed, NotServed
 from services.rollout.groups.handler import PromptHandler
 from services.rollout.groups.sampler import GroupSampler
 from services.rollout.weights.follower import WeightFollower
-from tests.support.rollout_fakes import FakeEngine, make_prompt
+from tests.support.rollout.fakes import FakeEngine, make_prompt
 
 pytestmark = pytest.mark.timeout(60)
 

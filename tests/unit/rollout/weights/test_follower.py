@@ -12,7 +12,7 @@ from services.common.transport.weight_feed import WeightFeed
 from services.rollout.engine.delivery import Delivery
 from services.rollout.engine.protocol import LoadFailed
 from services.rollout.weights.follower import WeightFollower
-from tests.support.rollout_fakes import FakeEngine
+from tests.support.rollout.fakes import FakeEngine
 
 pytestmark = pytest.mark.timeout(60)
 

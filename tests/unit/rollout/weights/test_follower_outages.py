@@ -15,7 +15,7 @@ from services.rollout.engine.delivery import Delivery
 from services.rollout.engine.protocol import NotServed
 from services.rollout.weights.follower import WeightFollower
 from tests.support.broker import Broker
-from tests.support.rollout_fakes import FakeEngine
+from tests.support.rollout.fakes import FakeEngine
 
 pytestmark = pytest.mark.timeout(60)
 

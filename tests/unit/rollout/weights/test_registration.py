@@ -9,7 +9,7 @@ from services.common.transport.outages import Outages
 from services.common.transport.rollout_registry import RolloutRegistry
 from services.rollout.weights import registration as module
 from services.rollout.weights.registration import Registration, reachable_address
-from tests.support.rollout_fakes import FakeEngine
+from tests.support.rollout.fakes import FakeEngine
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from services.trainer.engine.plain_engine import PlainEngine
 from services.trainer.engine.protocol import PolicyOutput
 from services.trainer.model.policy import Policy
 from services.trainer.model.routing_replay import find_routers
-from tests.support.model_families import make_model, make_samples
+from tests.support.trainer.model_families import make_model, make_samples
 
 LENGTHS = [(4, 5), (1, 3), (6, 1), (2, 7), (5, 9), (3, 4)]
 BUDGET = 24

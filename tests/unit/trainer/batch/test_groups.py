@@ -11,8 +11,8 @@ from trivet.v1 import sample_pb2, tensor_pb2
 from services.common.errors import InvalidData
 from services.common.wire.replay_data import CandidateSets, Replay, encode_replay
 from services.trainer.batch.groups import check_scored_group, decode_group
-from tests.support.scored_groups import COMPLETION, FACTS, PROMPT, replay_of, scored_group
 from tests.support.shapes import unchecked
+from tests.support.trainer.scored_groups import COMPLETION, FACTS, PROMPT, replay_of, scored_group
 
 PAGE = Path(__file__).parents[4] / "docs" / "architecture.md"
 ROUTING = np.tile(np.asarray([[0, 1], [2, 7]], np.uint8), (len(PROMPT) + len(COMPLETION) - 1, 1, 1))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from services.common.errors import InvalidData
 from services.common.wire.replay_data import Replay
 from services.trainer.batch.packing import MicroBatch, pack, plan_microbatches
-from tests.support.model_families import make_samples
+from tests.support.trainer.model_families import make_samples
 
 LENGTHS = st.lists(st.integers(1, 100), min_size=1, max_size=60)
 

@@ -12,9 +12,9 @@ from services.trainer.compare.comparer import compare, cosine
 from services.trainer.engine.plain_engine import PlainEngine
 from services.trainer.model.policy import Policy
 from services.trainer.update.policy_update import PolicyUpdater
-from tests.support.model_families import make_model, make_samples
-from tests.support.plain_engine import update_configuration
-from tests.support.recorded_run import make_order, record_run
+from tests.support.trainer.model_families import make_model, make_samples
+from tests.support.trainer.plain_engine import update_configuration
+from tests.support.trainer.recorded_run import make_order, record_run
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import pytest
 from services.common.config import Config, parse_config
 from services.common.errors import InvalidData
 from services.trainer.data.preferences import load_preferences
-from tests.support.small_tokenizers import small_tokenizer
+from tests.support.trainer.small_tokenizers import small_tokenizer
 from tests.support.words import Words
 
 ROWS = [{"prompt": f"sort {n}", "chosen": f"yes {n}", "rejected": "no"} for n in range(20)]

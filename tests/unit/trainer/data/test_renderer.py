@@ -3,7 +3,7 @@ import pytest
 from services.common.config import DataConfig
 from services.common.errors import InvalidData
 from services.trainer.data.renderer import Renderer
-from tests.support.small_tokenizers import small_tokenizer
+from tests.support.trainer.small_tokenizers import small_tokenizer
 
 SOURCE = {"kind": "jsonl", "path": "none.jsonl"}
 QUESTION = [{"role": "user", "content": "1+1?"}]

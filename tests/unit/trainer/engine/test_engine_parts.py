@@ -27,7 +27,7 @@ from services.trainer.engine.identity import (
 )
 from services.trainer.export.policy_files import copy_tokenizer
 from services.trainer.model.policy import Policy
-from tests.support.model_families import make_model
+from tests.support.trainer.model_families import make_model
 
 ROOT = Path(services.__file__).parent
 

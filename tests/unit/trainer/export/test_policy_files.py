@@ -7,7 +7,7 @@ from transformers import AutoModelForCausalLM
 
 from services.trainer.export import policy_files
 from services.trainer.export.policy_files import separate_tensors, stream_model, write_model
-from tests.support.model_families import FAMILIES, make_model
+from tests.support.trainer.model_families import FAMILIES, make_model
 
 
 @pytest.mark.parametrize("family", FAMILIES)

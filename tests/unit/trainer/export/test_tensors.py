@@ -11,7 +11,7 @@ from services.common.errors import InvalidData
 from services.trainer.export.policy_files import write_model
 from services.trainer.export.tensors import WeightSource, describe, size, whole_tensors
 from services.trainer.weights.parts import broadcast_parts, buffer_parts, fill
-from tests.support.model_families import FAMILIES, make_model
+from tests.support.trainer.model_families import FAMILIES, make_model
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -19,8 +19,8 @@ from services.trainer.model.policy import Policy
 from services.trainer.update.policy_update import PolicyUpdater
 from services.trainer.update.preference_update import PreferenceUpdater
 from services.trainer.update.reference import Reference
-from tests.support.model_families import make_model, make_samples
-from tests.support.plain_engine import DescentEngine, update_configuration
+from tests.support.trainer.model_families import make_model, make_samples
+from tests.support.trainer.plain_engine import DescentEngine, update_configuration
 
 KNOWN = {value for gauge in STEP_GAUGES for value in gauge.labels} | REPORTED_ELSEWHERE.keys()
 STABILITY = {

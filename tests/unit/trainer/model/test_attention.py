@@ -12,7 +12,7 @@ from services.trainer.model import attention
 from services.trainer.model.load import FLASH, check_attention, read_model
 from services.trainer.model.policy import load_policy
 from services.trainer.update.reference import load_reference
-from tests.support.model_families import make_model, make_samples
+from tests.support.trainer.model_families import make_model, make_samples
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 

@@ -9,8 +9,8 @@ from services.trainer.engine.optimizer import build_optimizer, parameter_groups,
 from services.trainer.model.critic import Critic, load_critic
 from services.trainer.model.policy import Policy, load_policy
 from services.trainer.update.policy_update import PolicyUpdater
-from tests.support.model_families import make_model, make_samples
-from tests.support.plain_engine import DescentEngine, update_configuration
+from tests.support.trainer.model_families import make_model, make_samples
+from tests.support.trainer.plain_engine import DescentEngine, update_configuration
 
 LENGTHS = [(4, 5), (2, 3)]
 

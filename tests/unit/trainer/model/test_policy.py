@@ -11,7 +11,7 @@ from services.common.wire.replay_data import Replay
 from services.trainer.batch.packing import pack
 from services.trainer.batch.samples import TrainSample
 from services.trainer.model.policy import Policy, load_policy
-from tests.support.model_families import FAMILIES, VOCABULARY, candidate_sets, make_model, make_samples
+from tests.support.trainer.model_families import FAMILIES, VOCABULARY, candidate_sets, make_model, make_samples
 
 LENGTHS = [(4, 5), (1, 3), (6, 1), (2, 7)]
 

@@ -6,7 +6,7 @@ from torch.nn.utils import parametrize
 from services.trainer.batch.packing import pack
 from services.trainer.model.policy import Policy
 from services.trainer.model.quantization import RowScaled, quantize
-from tests.support.model_families import MOE, make_model, make_samples
+from tests.support.trainer.model_families import MOE, make_model, make_samples
 
 
 def quantized(model: nn.Module) -> dict[str, RowScaled]:

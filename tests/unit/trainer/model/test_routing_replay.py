@@ -12,7 +12,7 @@ from services.trainer.batch.packing import PackedBatch, pack
 from services.trainer.model.policy import Policy
 from services.trainer.model.probe import probe
 from services.trainer.model.routing_replay import RULES, RouterRule, RoutingReplay, find_routers
-from tests.support.model_families import FAMILIES, MOE, make_model, make_samples
+from tests.support.trainer.model_families import FAMILIES, MOE, make_model, make_samples
 
 LENGTHS = [(4, 5), (3, 6)]
 # In these, samples of one row would see each other, or must be alone for another reason.

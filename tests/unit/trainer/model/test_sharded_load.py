@@ -18,7 +18,7 @@ from services.trainer.model.policy import Policy, load_policy
 from services.trainer.model.sharded_load import StoredTensor, read_sharded, stored_tensors
 from services.trainer.model.sharding import whole_shape
 from services.trainer.update.reference import load_reference
-from tests.support.model_families import FAMILIES, make_model
+from tests.support.trainer.model_families import FAMILIES, make_model
 
 CPU = torch.device("cpu")
 

@@ -6,7 +6,7 @@ from torch import nn
 
 from services.common.errors import InvalidData
 from services.trainer.model import attention as varlen
-from tests.support.model_families import make_model
+from tests.support.trainer.model_families import make_model
 
 LENGTHS = (5, 1, 7)
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.support.objective_batches import PER_TOKEN, step
+from tests.support.trainer.objective_batches import PER_TOKEN, step
 
 FLOATS = (*PER_TOKEN, "advantages")
 

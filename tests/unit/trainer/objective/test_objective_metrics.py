@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from services.trainer.objective import KlPenalty, compute_loss
-from tests.support.objective_batches import objective, split, step
+from tests.support.trainer.objective_batches import objective, split, step
 
 FAR = torch.tensor([70])
 

@@ -9,7 +9,7 @@ import torch
 from services.trainer.objective import Calibration, ImportanceCorrection, KlPenalty, Objective, compute_loss
 from services.trainer.objective.importance import IMPORTANCE_MODES
 from services.trainer.objective.kl import KL_ESTIMATORS
-from tests.support.objective_batches import REWARD_ALGORITHMS, objective, step
+from tests.support.trainer.objective_batches import REWARD_ALGORITHMS, objective, step
 
 
 def values(inputs, chosen):

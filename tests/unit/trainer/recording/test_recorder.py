@@ -9,7 +9,15 @@ from services.common.run_files.lineage import config_version
 from services.common.run_files.recorded_steps import chosen_steps, consecutive_steps, recorded_step, recorded_steps
 from services.trainer.metrics import counters
 from services.trainer.recording.recorder import Recorder
-from tests.support.recorded_run import SECRET, configuration, make_base, make_order, open_plain, record_run, train
+from tests.support.trainer.recorded_run import (
+    SECRET,
+    configuration,
+    make_base,
+    make_order,
+    open_plain,
+    record_run,
+    train,
+)
 
 
 def numbers(run) -> list[int]:

@@ -7,7 +7,7 @@ from services.common.errors import InvalidData
 from services.common.run_files.recorded_steps import RECORD_FILE, consecutive_steps, write_order
 from services.trainer.rerun.rerunner import Rerunner, changes, compare_metrics
 from services.trainer.update.open import open_updater
-from tests.support.recorded_run import make_order, open_plain, record_run
+from tests.support.trainer.recorded_run import make_order, open_plain, record_run
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@ import pytest
 from services.common.config import parse_config
 from services.common.transport import outages
 from services.trainer.steps import orchestrator, pair_feed
-from tests.support.orchestration import GROUPS, SIZE, Play
+from tests.support.trainer.orchestration import GROUPS, SIZE, Play
 
 
 @pytest.fixture(autouse=True)

@@ -3,7 +3,7 @@ import random
 import pytest
 
 from services.trainer.steps.collapse import CollapseGuard
-from tests.support.plain_engine import update_configuration
+from tests.support.trainer.plain_engine import update_configuration
 
 
 def guard(scored=(), trained=(), **collapse):

@@ -10,7 +10,7 @@ from services.common.errors import InvalidData
 from services.common.run_files.run_log import RunLog
 from services.trainer.metrics import counters
 from services.trainer.steps.deaths import TRAINER_ENDED, Deaths
-from tests.support.orchestration import GROUPS, orchestrator, state, trained, until_training
+from tests.support.trainer.orchestration import GROUPS, orchestrator, state, trained, until_training
 
 
 def die_in_a_step(path, limit, requests):
@@ -32,7 +32,7 @@ def is_refused(deaths, request):
 
 
 def test_a_trainer_that_is_killed_in_a_step_leaves_its_pair_out_after_the_limit(warm_process, tmp_path):
-    ended = warm_process.run("tests.support.dying_trainer", str(tmp_path), "3", "2")
+    ended = warm_process.run("tests.support.trainer.dying_trainer", str(tmp_path), "3", "2")
     assert ended.returncode == 0, ended.stderr
     assert json.loads(ended.stdout.splitlines()[-1]) == [signal.SIGKILL, signal.SIGKILL, 0], ended.stderr
     steps = RunLog(tmp_path / "dying").steps()

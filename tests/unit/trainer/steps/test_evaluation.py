@@ -5,7 +5,7 @@ from trivet.v1 import sample_pb2
 
 from services.common.errors import GaveUp, TrivetError, Unavailable
 from services.trainer.steps.evaluation import Evaluation
-from tests.support.orchestration import evaluated, orchestrator
+from tests.support.trainer.orchestration import evaluated, orchestrator
 
 
 def test_an_evaluation_waits_for_its_own_results(config, redis_client, play):

@@ -12,7 +12,7 @@ from services.common.errors import InvalidData, entrys_fault
 from services.common.transport.dead_letters import FIELD, parse_entry
 from services.trainer.batch.groups import check_scored_group, decode_group
 from services.trainer.steps.evaluation import Evaluation
-from tests.support.scored_groups import COMPLETION, FACTS, SIZE, replay_of, scored_group
+from tests.support.trainer.scored_groups import COMPLETION, FACTS, SIZE, replay_of, scored_group
 
 SCORED = scored_group().SerializeToString()
 REPLAY = replay_of("h-3/0/0")

@@ -11,7 +11,7 @@ from services.trainer.batch import groups
 from services.trainer.batch.groups import batch_samples, decode_group
 from services.trainer.steps import intake
 from services.trainer.steps.evaluation import Evaluation
-from tests.support.orchestration import (
+from tests.support.trainer.orchestration import (
     FACTS,
     GROUPS,
     SIZE,

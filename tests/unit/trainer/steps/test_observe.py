@@ -8,7 +8,7 @@ from trivet.v1 import trainer_pb2
 
 from services.trainer.steps.observe import observe_checkpoint, observe_evaluation, observe_start, observe_step
 from services.trainer.steps.status import Controls
-from tests.support.plain_engine import update_configuration
+from tests.support.trainer.plain_engine import update_configuration
 
 
 def value(name: str, **labels: str) -> float | None:

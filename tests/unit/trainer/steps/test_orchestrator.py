@@ -10,7 +10,7 @@ from services.trainer.metrics import counters
 from services.trainer.steps import orchestrator as module
 from services.trainer.steps.intake import Intake
 from services.trainer.steps.orchestrator import Orchestrator
-from tests.support.orchestration import GROUPS, SIZE, orchestrator, state, trained, until_training
+from tests.support.trainer.orchestration import GROUPS, SIZE, orchestrator, state, trained, until_training
 
 
 def test_issues_within_the_bound_and_trains_each_group_once(config, redis_client, play):

@@ -4,7 +4,7 @@ import pytest
 from trivet.v1 import step_pb2, trainer_pb2
 
 from services.common.errors import Outage
-from tests.support.orchestration import GROUPS, nan_logprob, orchestrator, state, trained, until_training
+from tests.support.trainer.orchestration import GROUPS, nan_logprob, orchestrator, state, trained, until_training
 
 
 @pytest.fixture

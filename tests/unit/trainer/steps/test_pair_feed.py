@@ -12,8 +12,8 @@ from services.trainer.data.rows import RowSet
 from services.trainer.model.policy import Policy
 from services.trainer.steps.pair_feed import PairFeed
 from services.trainer.steps.status import Controls, Status
-from tests.support.model_families import make_model
-from tests.support.plain_engine import DescentEngine
+from tests.support.trainer.model_families import make_model
+from tests.support.trainer.plain_engine import DescentEngine
 
 STEP = 3
 

@@ -15,10 +15,10 @@ from services.trainer.checkpoint.directory import FIXED
 from services.trainer.metrics import counters
 from services.trainer.model.policy import load_policy
 from services.trainer.update.open import open_updater
-from tests.support.model_families import make_model
-from tests.support.orchestration import GROUPS, SIZE, Play, orchestrator, state, trained, until_training
-from tests.support.plain_engine import DescentEngine, update_configuration
-from tests.support.recorded_run import make_order
+from tests.support.trainer.model_families import make_model
+from tests.support.trainer.orchestration import GROUPS, SIZE, Play, orchestrator, state, trained, until_training
+from tests.support.trainer.plain_engine import DescentEngine, update_configuration
+from tests.support.trainer.recorded_run import make_order
 
 BEFORE, NOW = 8, 4
 

@@ -20,7 +20,7 @@ from services.trainer.data.prompts import PromptData, PromptRow, PromptSet
 from services.trainer.steps import orchestrator as module
 from services.trainer.steps.orchestrator import Orchestrator
 from services.trainer.steps.status import Controls, Status
-from tests.support.orchestration import FACTS
+from tests.support.trainer.orchestration import FACTS
 
 STEPS, HELD = 6, 3
 BASE = weights_pb2.WeightVersion(version=0, fingerprint="base")

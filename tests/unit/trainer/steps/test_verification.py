@@ -6,7 +6,7 @@ from trivet.v1 import sample_pb2
 from services.common import metrics as common
 from services.common.config import BlobConfig
 from services.common.transport.weight_feed import WeightFeed
-from tests.support.orchestration import (
+from tests.support.trainer.orchestration import (
     GROUPS,
     SIZE,
     dead_letters,

@@ -12,8 +12,8 @@ from services.trainer.update.non_finite import Skipped
 from services.trainer.update.policy_update import PolicyUpdater
 from services.trainer.update.preference_update import PreferenceUpdater
 from services.trainer.update.reference import Reference
-from tests.support.model_families import make_model, make_samples
-from tests.support.plain_engine import DescentEngine, update_configuration
+from tests.support.trainer.model_families import make_model, make_samples
+from tests.support.trainer.plain_engine import DescentEngine, update_configuration
 
 LENGTHS = [(4, 5), (2, 3), (6, 2), (1, 7)]
 BAD = "sample-2"

@@ -12,8 +12,8 @@ from services.trainer.batch.packing import pack
 from services.trainer.batch.samples import TrainSample
 from services.trainer.model.policy import Policy
 from services.trainer.update.policy_update import PolicyUpdater
-from tests.support.model_families import make_model, make_samples
-from tests.support.plain_engine import DescentEngine, update_configuration
+from tests.support.trainer.model_families import make_model, make_samples
+from tests.support.trainer.plain_engine import DescentEngine, update_configuration
 
 LENGTHS = [(4, 5), (2, 3)]
 REWARDS = [1.0, -0.5]

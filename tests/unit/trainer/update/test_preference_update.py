@@ -14,8 +14,8 @@ from services.trainer.update.algorithm import configured_algorithm, needs_refere
 from services.trainer.update.open import open_updater
 from services.trainer.update.preference_update import PreferenceUpdater
 from services.trainer.update.reference import Reference
-from tests.support.model_families import make_model, make_samples
-from tests.support.plain_engine import DescentEngine, update_configuration
+from tests.support.trainer.model_families import make_model, make_samples
+from tests.support.trainer.plain_engine import DescentEngine, update_configuration
 
 BETA, SMOOTHING = 0.3, 0.1
 LENGTHS = [(4, 5), (4, 3), (4, 2), (2, 3), (2, 6), (3, 2), (3, 4)]

@@ -10,7 +10,7 @@ from services.trainer.batch.model_facts import ModelFacts
 from services.trainer.batch.packing import PackedBatch, pack
 from services.trainer.model.policy import load_policy
 from services.trainer.update.reference import Reference, check_reference, load_reference
-from tests.support.model_families import make_model, make_samples
+from tests.support.trainer.model_families import make_model, make_samples
 
 CPU = torch.device("cpu")
 LENGTHS = [(4, 5), (1, 3), (6, 1), (2, 7)]

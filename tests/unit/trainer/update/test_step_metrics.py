@@ -7,8 +7,8 @@ import pytest
 from services.trainer.metrics.step_metrics import SAMPLER_AGAINST_TRAINER, split
 from services.trainer.model.policy import Policy
 from services.trainer.update.policy_update import PolicyUpdater
-from tests.support.model_families import make_model, make_samples
-from tests.support.plain_engine import DescentEngine, update_configuration
+from tests.support.trainer.model_families import make_model, make_samples
+from tests.support.trainer.plain_engine import DescentEngine, update_configuration
 
 LENGTHS = [(4, 5), (2, 3), (6, 2), (1, 7), (3, 4)]
 MASKING = {"sequence_masking": {"enabled": True, "divergence_threshold": 0.01, "min_keep_ratio": 0.2}}

@@ -9,7 +9,7 @@ from services.common.transport.rollout_registry import RolloutRegistry
 from services.trainer.export.tensors import describe
 from services.trainer.weights.channels import BroadcastChannel, BufferChannel, cuda_buffer
 from services.trainer.weights.transfer import WeightTransfer
-from tests.support.rollout_stub import Rollout
+from tests.support.rollout.stub import Rollout
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -26,7 +26,7 @@ from services.trainer.objective.importance import IMPORTANCE_MODES
 from services.trainer.objective.kl import KL_ESTIMATORS, kl_estimate
 from services.trainer.objective.metrics import distribution_of
 from services.trainer.objective.scaled import wide_exp
-from tests.support.objective_batches import REWARD_ALGORITHMS
+from tests.support.trainer.objective_batches import REWARD_ALGORITHMS
 
 LARGEST = torch.finfo(torch.float32).max
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.trainer.objective import QUANTILES, KlPenalty, compute_loss
-from tests.support.objective_batches import (
+from tests.support.trainer.objective_batches import (
     LEAVES,
     PER_TOKEN,
     REWARD_ALGORITHMS,

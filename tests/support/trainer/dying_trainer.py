@@ -1,4 +1,4 @@
-"""python -m tests.support.dying_trainer DIRECTORY STARTS LIMIT: a training loop over pairs with the plain engine.
+"""python -m tests.support.trainer.dying_trainer DIRECTORY STARTS LIMIT: trains on pairs with the plain engine.
 
 The third pair takes the process with it, in the middle of its step. Started so often, one process after the other, it
 prints the signal that ended each, 0 for none.
@@ -27,8 +27,8 @@ from services.trainer.steps.pair_feed import PairFeed
 from services.trainer.steps.status import Controls, Status
 from services.trainer.update.open import open_updater
 from services.trainer.update.reference import Reference
-from tests.support.plain_engine import update_configuration
-from tests.support.recorded_run import SavingEngine, make_base
+from tests.support.trainer.plain_engine import update_configuration
+from tests.support.trainer.recorded_run import SavingEngine, make_base
 
 PAIRS, DEADLY_TOKEN = 8, 95
 

@@ -12,7 +12,7 @@ import helm_python as helm
 import kubernetes_validate.utils as kubernetes
 import yaml
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 CHART = ROOT / "deploy" / "k8s" / "trivet"
 PRESETS = ("cpu", "single-node", "multi-node")
 SERVICES = ("rollout", "reward", "trainer")

@@ -8,7 +8,7 @@ import torch
 
 from services.trainer.objective import KlPenalty, ValueLoss, compute_loss
 from services.trainer.objective.value import value_term
-from tests.support.objective_batches import LEAVES, objective, step
+from tests.support.trainer.objective_batches import LEAVES, objective, step
 
 VALUES = torch.tensor([-1.0, -0.1, 0.1, 1.0], dtype=torch.float64)
 

@@ -16,7 +16,7 @@ from services.trainer.batch.samples import TrainSample
 from services.trainer.engine import zero_state
 from services.trainer.engine.deepspeed_engine import DeepSpeedEngine
 from services.trainer.engine.protocol import StepResult
-from tests.support.model_families import make_samples
+from tests.support.trainer.model_families import make_samples
 
 LENGTHS = [(4, 5), (1, 3), (6, 2), (2, 7), (3, 3)]
 TOKEN_BUDGET = 12

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 DEPLOY = ROOT / "deploy"
 FILES = {"gpu": ("docker-compose.yml",), "cpu": ("docker-compose.yml", "docker-compose.cpu.yml")}
 OWN = ("prepare", "rollout", "reward", "trainer")

@@ -1,4 +1,4 @@
-"""python -m tests.support.rollout_process --config FILE: the rollout's own process around an engine without a model."""
+"""python -m tests.support.rollout.process --config FILE: the rollout's own process around an engine without a model."""
 
 import asyncio
 import sys
@@ -7,7 +7,7 @@ from services.common.config import load_config
 from services.common.transport.client import connect
 from services.common.transport.outages import Outages
 from services.rollout.__main__ import Rollout
-from tests.support.rollout_fakes import FakeEngine
+from tests.support.rollout.fakes import FakeEngine
 
 if __name__ == "__main__":
     config = load_config(sys.argv[sys.argv.index("--config") + 1])

@@ -15,8 +15,8 @@ from services.trainer.batch.groups import batch_samples
 from services.trainer.model.policy import Policy, load_policy
 from services.trainer.recording.recorder import Recorder
 from services.trainer.update.open import open_updater
-from tests.support.model_families import make_model
-from tests.support.plain_engine import DescentEngine, update_configuration
+from tests.support.trainer.model_families import make_model
+from tests.support.trainer.plain_engine import DescentEngine, update_configuration
 
 RATE = 0.05
 GROUPS, GROUP_SIZE = 3, 4

@@ -6,7 +6,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tests.support.compose_file import ROOT
+from tests.support.deploy.compose_file import ROOT
 
 # What the lock is resolved for: `make lock` names the minor version, and the resolver takes its first release.
 PYTHON = {"python_full_version": "3.11.0", "python_version": "3.11"}

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from transformers import Qwen3MoeForCausalLM
 
-from tests.support.vllm_models import PROMPT, TOP
+from tests.support.rollout.vllm_models import PROMPT, TOP
 
 
 @functools.cache

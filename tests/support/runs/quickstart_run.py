@@ -5,7 +5,7 @@ from typing import Any
 
 import yaml
 
-CONFIGS = Path(__file__).parents[2] / "configs"
+CONFIGS = Path(__file__).parents[3] / "configs"
 
 
 def quickstart_tree(model: Path, name: str = "quickstart") -> dict[str, Any]:

@@ -13,7 +13,7 @@ from services.trainer.objective import (
     find_algorithm,
 )
 from services.trainer.objective.policy_term import PolicyTerm
-from tests.support.objective_batches import REWARD_ALGORITHMS, step
+from tests.support.trainer.objective_batches import REWARD_ALGORITHMS, step
 
 
 def reinforce():

@@ -21,7 +21,7 @@ from services.trainer.objective import (
     find_algorithm,
 )
 from services.trainer.objective.types import AGGREGATIONS
-from tests.support.objective_batches import REWARD_ALGORITHMS
+from tests.support.trainer.objective_batches import REWARD_ALGORITHMS
 
 LARGEST = torch.finfo(torch.float32).max
 # Of what was added up: some rounding of a float32 for each operation.

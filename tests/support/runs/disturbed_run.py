@@ -8,8 +8,8 @@ from typing import Any
 import yaml
 
 from services.trainer.checkpoint.directory import Checkpoints
-from tests.support.quickstart_run import quickstart_tree
-from tests.support.running_system import System
+from tests.support.runs.quickstart_run import quickstart_tree
+from tests.support.runs.running_system import System
 
 TOKEN = "a-token-of-sixteen-or-more"
 STEPS, GROUPS, THEN, SIZE, EVERY = 16, 8, 4, 4, 2

@@ -14,7 +14,7 @@ import yaml
 from services.common.run_files.run_log import RunLog
 from services.trainer.checkpoint.directory import Checkpoints
 from tests.support.leftovers import Leftovers, family, kill
-from tests.support.quickstart_run import quickstart_tree
+from tests.support.runs.quickstart_run import quickstart_tree
 
 STEPS, GROUPS = 4, 8
 RATE = ("--set", "trainer.optimizer.learning_rate=3.0e-4")

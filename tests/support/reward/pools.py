@@ -15,7 +15,7 @@ class OpenPool:
     def __init__(self, *names, workers=2, timeout_seconds=30.0, **containment):
         self._names = list(names)
         configs = [
-            ScorerConfig(name=name if ":" in name or name in BUILT_IN else f"tests.support.reward_test_scorers:{name}")
+            ScorerConfig(name=name if ":" in name or name in BUILT_IN else f"tests.support.reward.scorers:{name}")
             for name in names
         ]
         self.pool = ScorerPool(

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from tests.support.model_families import make_model
+from tests.support.trainer.model_families import make_model
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 WORKER = str(ROOT / "tests" / "integration" / "ranks_worker.py")
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 SECONDS = 400

@@ -8,7 +8,7 @@ import torch
 
 from services.trainer.objective import KlPenalty, LossInputs, compute_loss
 from services.trainer.objective.kl import k3, kl_estimate
-from tests.support.objective_batches import objective
+from tests.support.trainer.objective_batches import objective
 
 TOKENS = 4
 START = TOKENS  # the row of the first token; after token t the row is t

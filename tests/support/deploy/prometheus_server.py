@@ -13,7 +13,7 @@ import yaml
 
 from services.cli.shared.processes import free_port
 
-DEPLOY = Path(__file__).parents[2] / "deploy" / "prometheus"
+DEPLOY = Path(__file__).parents[3] / "deploy" / "prometheus"
 
 
 class PrometheusServer:
