@@ -1,6 +1,6 @@
 #!/bin/sh
-# What check_compose.py needs: root, an engine that can run a container here, and debootstrap. Says what is missing; with --install gets
-# the programs from Debian.
+# What check_compose.py needs: root, an engine that can run a container here, debootstrap with its packages, and room for
+# the images. Says what is missing; with --install gets the programs from Debian.
 set -eu
 cd "$(dirname "$0")/../.."
 PATH="$PATH:/usr/sbin:/sbin"
