@@ -2,6 +2,7 @@ from pathlib import Path
 from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
+from redis.connection import parse_url
 
 from services.common.config.addresses import is_ipv6
 from services.common.config.base import Section
@@ -58,9 +59,6 @@ class RedisConfig(Section):
             return None
         if not url.startswith(("redis://", "rediss://", "unix://")):
             raise ValueError("expected a redis://, rediss:// or unix:// address")
-        # Here: scorers' processes, which know no Redis, read the configuration, too.
-        from redis.connection import parse_url
-
         try:
             parse_url(url)  # type: ignore[no-untyped-call]
         except ValueError:
