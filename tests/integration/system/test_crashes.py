@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 
 from services.common.transport.dead_letters import DeadLetters
-from tests.support.runs.disturbed_run import GROUPS, SIZE, STEPS, THEN
+from tests.support.runs.disturbed_run import GROUPS, MAX_TOKENS_THEN, SIZE, STEPS, THEN
 
 
 def test_every_issued_prompt_is_trained_exactly_once(finished):
@@ -22,8 +22,14 @@ def test_every_issued_prompt_is_trained_exactly_once(finished):
 def test_the_last_checkpoint_has_nothing_open(finished):
     saved = finished.checkpoints.latest()
     assert saved.state.step == STEPS
-    ledger = saved.state.ledger
-    assert (ledger["outstanding"], ledger["withheld"], ledger["lost"]) == ({}, {}, [])
+    settings = [SIZE, 1.0, 20, pytest.approx(0.99)]
+    assert saved.state.ledger == {
+        "cursor": GROUPS * finished.resumed + THEN * (STEPS - finished.resumed),
+        "outstanding": {},
+        "withheld": {},
+        "lost": [],
+        "sampling": [[*settings, 16, None], [*settings, MAX_TOKENS_THEN, None]],
+    }
 
 
 def test_nothing_is_left_in_redis(finished):

@@ -12,9 +12,11 @@ from tests.support.runs.quickstart_run import quickstart_tree
 from tests.support.runs.running_system import System
 
 TOKEN = "a-token-of-sixteen-or-more"
-STEPS, GROUPS, THEN, SIZE, EVERY = 16, 8, 4, 4, 2
+STEPS, GROUPS, SIZE, EVERY = 16, 8, 4, 2
+# Groups of a step, and tokens of an answer, after the change.
+THEN, MAX_TOKENS_THEN = 4, 8
 # How long Redis is away: each service asks for it meanwhile, and has time left for what it does without.
-OUTAGE_SECONDS = 5.0
+OUTAGE_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,7 @@ def disturb(system: System) -> Finished:
     _flip(system.config.run.path / "checkpoints" / f"step-{damaged:06}" / "policy" / "model.safetensors")
     tree = yaml.safe_load(system.file.read_text(encoding="utf-8"))
     tree["trainer"] |= {"groups_per_step": THEN, "max_staleness": 0}
-    tree["sampling"]["max_tokens"] = 8
+    tree["sampling"]["max_tokens"] = MAX_TOKENS_THEN
     system.file.write_text(yaml.safe_dump(tree), encoding="utf-8")
     system.start("trainer")
     system.until_finished()
