@@ -82,10 +82,12 @@ def _times_k3(
     log_weight: Float[Tensor, "tokens"], log_ratio: Float[Tensor, "tokens"], log_product: Float[Tensor, "tokens"]
 ) -> Scaled:
     """exp(log_weight) · (exp(log_ratio) − log_ratio − 1), `log_product` being the sum of the two."""
-    far = log_ratio.detach().exp().isinf()
-    near = log_ratio.where(~far, 0.0)
-    value = log_weight.exp() * (near.expm1() - near)
-    log_scale = log_product.detach().clamp(min=0).where(far, 0.0)
+    # Either factor may overflow, or the product of two that do not.
+    own = log_weight.detach().exp() * (log_ratio.detach().expm1() - log_ratio.detach())
+    far = ~own.isfinite()
+    near, near_weight = log_ratio.where(~far, 0.0), log_weight.where(~far, 0.0)
+    value = near_weight.exp() * (near.expm1() - near)
+    log_scale = log_product.maximum(log_weight).detach().clamp(min=0).where(far, 0.0)
     product = (log_product - log_scale).where(far, 0.0).exp()
     return Scaled(value.where(~far, product - (log_weight - log_scale).exp() * (log_ratio + 1)), log_scale)
 

@@ -257,6 +257,29 @@ def test_every_combination_is_what_it_is_in_exact_numbers(drawn):
         assert abs(found - expected) <= 2e-3 * size + 1e-6
 
 
+@pytest.mark.parametrize(
+    ("current", "old", "reference"),
+    [
+        (-85.0, -95.0, 0.0),  # the product alone is too large for float32: e^10 · e^85
+        (-1.0, -95.0, -2.0),  # the ratio alone
+        (-1.0, -95.0, -90.0),  # the ratio, next to a reference far below
+        (-90.0, -95.0, 0.0),  # k3
+    ],
+)
+def test_what_overflows_in_either_factor_or_in_their_product_keeps_its_scale(current, old, reference):
+    logprobs = torch.tensor([current, 0.0], requires_grad=True)
+    penalty = KlPenalty(clip_ratio=math.inf)
+    kl = kl_estimate(logprobs, torch.tensor([old, 0.0]), torch.tensor([reference, 0.0]), penalty)
+    lp, before, ref = mp.mpf(current), mp.mpf(old), mp.mpf(reference)
+    ratio, gap = mp.exp(lp - before), ref - lp
+    assert kl.value.isfinite().all()
+    assert kl.wide.tolist() == pytest.approx([float(ratio * (mp.exp(gap) - gap - 1)), 0], rel=1e-4)
+    (gradient,) = torch.autograd.grad(kl.value.sum(), logprobs)
+    # Ratio · exp(gap) does not depend on the policy.
+    slope = -ratio * gap
+    assert (gradient.double() * kl.log_scale.double().exp()).tolist() == pytest.approx([float(slope), 0], rel=1e-4)
+
+
 @settings(max_examples=300)
 @given(st.floats(-200, 0, width=32), st.floats(-200, 0, width=32), st.floats(-200, 0, width=32))
 def test_the_corrected_estimator_is_its_formula_where_nothing_overflows(current, old, reference):
